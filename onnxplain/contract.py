@@ -1,0 +1,245 @@
+"""The contract: one JSON document in an explained model that says how to read its outputs.
+
+`graphs` writes it into the model's metadata under `KEY`; `runtime` reads it from there and guesses
+nothing from shapes. This module knows neither onnx nor onnxruntime.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnxplain.errors import ContractError
+
+__all__ = [
+    "FEATURES",
+    "FEATURES_GRADIENT",
+    "FORMAT",
+    "GRAPH_KINDS",
+    "KEY",
+    "METHODS",
+    "AttentionLayer",
+    "Contract",
+    "ImageInput",
+    "Needs",
+    "Readout",
+    "Source",
+    "Tokens",
+    "attention_gradient_name",
+    "attention_name",
+]
+
+KEY = "onnxplain"
+FORMAT = 1
+
+FEATURES = "features"
+FEATURES_GRADIENT = "features_gradient"
+
+
+def attention_name(layer: int) -> str:
+    """Output that holds the attention of `layer`, [batch, heads, tokens, tokens]."""
+    return f"attention.{layer}"
+
+
+def attention_gradient_name(layer: int) -> str:
+    """Output that holds d logit[target] / d attention of `layer`, same shape as the attention."""
+    return f"attention_gradient.{layer}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Which outputs a method reads: "all" layers, the "last" one, or "none"."""
+
+    attention: str = "none"
+    gradient: str = "none"
+    features: bool = False
+
+    def outputs(self, layers: int) -> tuple[str, ...]:
+        """Names of the outputs for a model of `layers` attention layers, in graph order."""
+        span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
+        return (
+            *(attention_name(i) for i in span[self.attention]),
+            *(attention_gradient_name(i) for i in span[self.gradient]),
+            *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
+        )
+
+
+METHODS: dict[str, Needs] = {
+    "raw_attention": Needs(attention="last"),
+    "rollout": Needs(attention="all"),
+    "gradcam": Needs(features=True),
+    "attention_gradcam": Needs(attention="last", gradient="last"),
+    "gradient_rollout": Needs(attention="all", gradient="all"),
+    "generic_attention": Needs(attention="all", gradient="all"),
+}
+"""Every method and what it reads, cheapest first."""
+
+GRAPH_KINDS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "attention": ("raw_attention", "rollout"),
+    "gradcam": ("gradcam", "attention_gradcam"),
+    "gradient": tuple(METHODS),
+}
+"""The graphs of a bundle and the methods each one serves, cheapest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the model came from."""
+
+    name: str = "unknown"
+    framework: str = "onnx"  # "timm", "torch" or "onnx"
+    weights_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageInput:
+    """The image input and the preprocessing that leads to it.
+
+    A picture is resized so that its shorter side is `size / crop_pct` (crop mode "center"; "border"
+    fits the longer side and pads; "squash" ignores the aspect ratio), cropped to `size`, scaled to
+    0..1 and normalised with `mean` and `std` in `color_order`.
+    """
+
+    name: str = "pixel_values"
+    layout: str = "NCHW"
+    size: tuple[int, int]  # height, width
+    batch: int | None = None  # None: any
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    crop_pct: float = 1.0
+    crop_mode: str = "center"
+    interpolation: str = "bicubic"
+    color_order: str = "RGB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """Token sequence: the prefix tokens by name, then the patches row by row."""
+
+    prefix: tuple[str, ...]
+    grid: tuple[int, int]  # rows, columns of patches
+
+    @property
+    def count(self) -> int:
+        return len(self.prefix) + self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readout:
+    """Which tokens the head reads: the mean over the half-open `ranges` of token positions."""
+
+    kind: str  # "cls", "mean", "cls+dist"
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """One attention layer. An output that this file does not have is None."""
+
+    heads: int
+    kind: str = "global"
+    attention: str | None = None
+    gradient: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """Everything the runtime knows about an explained model."""
+
+    input: ImageInput
+    tokens: Tokens
+    readout: Readout
+    layers: tuple[AttentionLayer, ...]
+    classes: int
+    methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
+    source: Source = field(default_factory=Source)
+    labels: tuple[str, ...] | None = None
+    target: str | None = "target"  # None: no output depends on the class
+    logits: str = "logits"
+    features: str | None = None
+    features_gradient: str | None = None
+    verification: dict[str, Any] | None = None
+    graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """One JSON document, keys in a fixed order, so that equal contracts are equal bytes."""
+        return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "the model") -> Contract:
+        """Parses and checks a contract.
+
+        Args:
+            text: The JSON document.
+            where: The file's name, for messages.
+
+        Raises:
+            ContractError: Not JSON, a newer format, or a field missing or of a wrong kind.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise ContractError(f"{where}: the contract is not valid JSON ({error})") from None
+        if not isinstance(data, dict) or not isinstance(data.get("format"), int):
+            raise ContractError(f"{where}: the contract has no format version; make the file again")
+        if data["format"] > FORMAT:
+            raise ContractError(
+                f"{where}: contract format {data['format']}, this onnxplain reads up to {FORMAT}; "
+                "upgrade onnxplain"
+            )
+        try:
+            return _contract(data)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ContractError(
+                f"{where}: the contract is damaged ({type(error).__name__}: {error}); "
+                "make the file again"
+            ) from None
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = (int(v) for v in value)
+    if first < 1 or second < 1:
+        raise ValueError(f"size {first}x{second}")
+    return first, second
+
+
+def _triple(value: Any) -> tuple[float, float, float]:
+    first, second, third = (float(v) for v in value)
+    return first, second, third
+
+
+def _contract(data: dict[str, Any]) -> Contract:
+    image = data["input"]
+    tokens, readout = data["tokens"], data["readout"]
+    contract = Contract(
+        **{
+            **data,
+            "input": ImageInput(
+                **{
+                    **image,
+                    "size": _pair(image["size"]),
+                    "mean": _triple(image["mean"]),
+                    "std": _triple(image["std"]),
+                }
+            ),
+            "tokens": Tokens(prefix=tuple(tokens["prefix"]), grid=_pair(tokens["grid"])),
+            "readout": Readout(
+                kind=readout["kind"], ranges=tuple((int(a), int(b)) for a, b in readout["ranges"])
+            ),
+            "layers": tuple(AttentionLayer(**layer) for layer in data["layers"]),
+            "methods": {name: tuple(outputs) for name, outputs in data["methods"].items()},
+            "source": Source(**data.get("source", {})),
+            "labels": None if data.get("labels") is None else tuple(data["labels"]),
+        }
+    )
+    if contract.labels is not None and len(contract.labels) != contract.classes:
+        raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
+    for start, stop in contract.readout.ranges:
+        if not 0 <= start < stop <= contract.tokens.count:
+            raise ValueError(f"readout range {start}..{stop} of {contract.tokens.count} tokens")
+    return contract
