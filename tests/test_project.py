@@ -1,0 +1,142 @@
+"""What holds for the project as a whole: layers, public names, versions, what a wheel contains."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import onnxplain
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "onnxplain"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LONGEST_FILE = 420
+
+# What each part may import, of onnxplain and of the heavy packages. Nothing else in either.
+ALLOWED = {
+    "errors": set(),
+    "contract": {"errors"},
+    "runtime": {"contract", "errors", "onnxruntime", "cv2", "PIL"},
+    "graphs": {"contract", "errors", "onnx", "onnx_ir"},
+    "export": {"graphs", "contract", "errors", "onnx", "onnx_ir", "torch", "timm", "safetensors"},
+    "demo": {"cv2"},
+    "panel": {"PIL"},
+    "cli": {"contract", "errors", "runtime", "graphs", "export", "demo", "panel", "PIL"},
+}
+HEAVY = {
+    "PIL",
+    "cv2",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "onnxscript",
+    "safetensors",
+    "timm",
+    "torch",
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that the file names in an import, at whatever depth, as an absolute name."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def dependencies(path: Path) -> set[str]:
+    """The parts of onnxplain and the heavy packages that the file imports."""
+    found = set()
+    for name in imported(path):
+        first, *rest = name.split(".")
+        if first == "onnxplain" and rest and rest[0] in ALLOWED:
+            found.add(rest[0])
+        elif first in HEAVY:
+            found.add(first)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part in {"__init__", "__main__"}:
+        assert dependencies(path) <= {"contract", "errors", "runtime", "graphs", "export", "cli"}
+        return
+    assert part in ALLOWED, f"say in ALLOWED what {part} may import"
+    assert dependencies(path) - {part} <= ALLOWED[part]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_is_public_and_stays_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    if tree.body[1:]:  # more than a docstring
+        names = [
+            target.id
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if isinstance(target, ast.Name)
+        ]
+        assert "__all__" in names
+    assert len(text.splitlines()) <= LONGEST_FILE
+
+
+def test_everything_in_all_exists() -> None:
+    for name in onnxplain.__all__:
+        assert getattr(onnxplain, name) is not None
+
+
+def test_version_is_the_newest_in_the_changelog() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == onnxplain.__version__
+
+
+@pytest.mark.parametrize("module", ["onnxplain", "onnxplain.cli"])
+def test_importing_loads_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({HEAVY | {'numpy', 'rich'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    "module", ["onnxplain.runtime", "onnxplain.demo.scenes", "onnxplain.panel"]
+)
+def test_runtime_works_where_torch_and_onnx_cannot_be_imported(module: str) -> None:
+    forbidden = sorted(HEAVY - {"PIL", "cv2", "onnxruntime"})
+    code = f"import sys; sys.modules.update(dict.fromkeys({forbidden})); import {module}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_graphs_work_where_torch_cannot_be_imported() -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'timm', 'onnxscript']));"
+        "import onnxplain.graphs"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")],
+    ids=lambda path: path.name,
+)
+def test_links_to_files_of_the_project_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+        assert (ROOT / link).exists(), link
