@@ -7,6 +7,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -40,7 +41,9 @@ def inference_form(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
     ):
         module = copy.deepcopy(module).to("cpu", torch.float32)
     training = [(m, m.training) for m in module.modules()]
-    fused = [(m, m.fused_attn) for m in module.modules() if hasattr(m, "fused_attn")]
+    fused: list[tuple[Any, bool]] = [
+        (m, m.fused_attn) for m in module.modules() if hasattr(m, "fused_attn")
+    ]
     trainable = [(p, p.requires_grad) for p in module.parameters()]
     try:
         module.eval()

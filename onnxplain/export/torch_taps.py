@@ -1,0 +1,158 @@
+"""Attention and its class gradient as torch itself computes them, for comparison.
+
+Nothing here knows our graphs: the tensors are caught while the module runs and differentiated by
+autograd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["TorchTaps", "torch_taps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchTaps:
+    """What one forward and backward pass gave; shapes as in the explained graph.
+
+    Attributes:
+        logits: [B, classes].
+        attention: Per layer [B, heads, N, N], what multiplies the value vectors.
+        attention_gradient: Per layer, d logit[target] / d attention.
+        features: Input of the last attention, [B, N, D].
+        features_gradient: d logit[target] / d features.
+    """
+
+    logits: torch.Tensor
+    attention: list[torch.Tensor]
+    attention_gradient: list[torch.Tensor]
+    features: torch.Tensor | None
+    features_gradient: torch.Tensor | None
+
+
+def torch_taps(
+    module: torch.nn.Module, pixel_values: torch.Tensor, target: torch.Tensor
+) -> TorchTaps:
+    """Runs `module` once forward and once backward and returns what the graph should give.
+
+    Args:
+        module: A classifier in `inference_form`.
+        pixel_values: [B, 3, H, W].
+        target: [B] int64, one class for each image.
+    """
+    recorder = _Recorder()
+    with torch.enable_grad(), recorder.watching(module):
+        logits = module(pixel_values.detach().clone().requires_grad_())
+        found = recorder.found()
+        tensors = [attention for attention, _ in found]
+        features = found[-1][1] if found else None
+        wanted = tensors if features is None else [*tensors, features]
+        gradients: tuple[torch.Tensor, ...] = ()
+        if wanted:
+            selected = logits.gather(1, target[:, None]).sum()  # images do not mix: per image
+            gradients = torch.autograd.grad(selected, wanted)
+    return TorchTaps(
+        logits=logits.detach(),
+        attention=[t.detach() for t in tensors],
+        attention_gradient=list(gradients[: len(tensors)]),
+        features=None if features is None else features.detach(),
+        features_gradient=None if features is None else gradients[-1],
+    )
+
+
+_Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, input of the module it is in
+
+
+class _Recorder(TorchFunctionMode):
+    """Catches attention tensors: what `attn_drop` returns, or else the result of a softmax.
+
+    timm passes the finished attention through a submodule `attn_drop` in every one of its classes.
+    Elsewhere the last step before the product with the values is a softmax, or hidden in one of
+    torch's two fused functions, which are then computed step by step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dropped: list[_Found] = []
+        self._softmaxed: list[_Found] = []
+        self._inputs: list[torch.Tensor | None] = []
+
+    def found(self) -> list[_Found]:
+        return self._dropped or self._softmaxed
+
+    @contextlib.contextmanager
+    def watching(self, module: torch.nn.Module) -> Iterator[None]:
+        handles = []
+        for name, submodule in module.named_modules():
+            handles.append(submodule.register_forward_pre_hook(self._enter, with_kwargs=True))
+            if name.rpartition(".")[2] == "attn_drop":
+                handles.append(submodule.register_forward_hook(self._drop))
+            handles.append(submodule.register_forward_hook(self._leave))
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        self._inputs.append(tensors[0] if tensors else None)
+
+    def _leave(self, *_: Any) -> None:
+        self._inputs.pop()
+
+    def _drop(self, module: Any, args: Any, output: torch.Tensor) -> None:
+        self._dropped.append((output, self._inputs[-2]))
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _SOFTMAX:
+            result = func(*args, **kwargs)
+            if result.ndim == 4 and result.shape[-1] == result.shape[-2]:
+                self._softmaxed.append((result, self._inputs[-1]))
+            return result
+        if func is F.scaled_dot_product_attention:
+            result, attention = _attend(*args, **kwargs)
+            self._softmaxed.append((attention, self._inputs[-1]))
+            return result
+        if func is F.multi_head_attention_forward:
+            kwargs = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            result, weights = func(*args, **kwargs)
+            # `weights` is a view made for the caller; the product used what it is a view of.
+            attention = weights if weights._base is None else weights._base
+            self._softmaxed.append((attention, self._inputs[-1]))
+            return result, weights
+        return func(*args, **kwargs)
+
+
+_SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.mT
+    if is_causal:
+        attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, float("-inf"))
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    attention = scores.softmax(-1)
+    return attention @ value, attention
