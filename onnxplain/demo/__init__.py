@@ -1,0 +1,1 @@
+"""The bundled demo: garment scenes and a small vision transformer trained on them."""
