@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -37,7 +38,7 @@ Run = Callable[[], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
     parser.add_argument("--batches", nargs="+", type=int, default=(1, 8), metavar="N")
     parser.add_argument("--repeats", type=int, default=15, metavar="N")
@@ -48,7 +49,7 @@ def main() -> None:
     print(f"{arguments.threads} threads, median of {arguments.repeats} rounds")
     for name in arguments.models:
         torch.manual_seed(0)
-        module = timm.create_model(name).eval().requires_grad_(False)
+        module: Any = timm.create_model(name).eval().requires_grad_(False)
         with tempfile.TemporaryDirectory() as folder:
             files = write_files(module, Path(folder))
             sizes = {variant: path.stat().st_size for variant, path in files.items()}
@@ -60,7 +61,7 @@ def main() -> None:
             print_table(f"{name}, batch {batch}", times, sizes)
 
 
-def write_files(module: torch.nn.Module, folder: Path) -> dict[str, Path]:
+def write_files(module: Any, folder: Path) -> dict[str, Path]:
     size = module.patch_embed.img_size
     files = {"plain ONNX": folder / "plain.onnx"}
     ir.save(to_onnx(module, image_size=size), files["plain ONNX"])
@@ -77,7 +78,7 @@ def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
 
 
 def runs_of(
-    module: torch.nn.Module,
+    module: Any,
     unfused: torch.nn.Module,
     sessions: dict[str, onnxruntime.InferenceSession],
     batch: int,

@@ -14,7 +14,7 @@ import torch
 
 from onnxplain.errors import InputError, ModelError
 
-__all__ = ["BATCH", "INPUT", "LOGITS", "OPSET", "inference_form", "to_onnx"]
+__all__ = ["BATCH", "INPUT", "LOGITS", "OPSET", "inference_form", "one_line", "to_onnx"]
 
 INPUT = "pixel_values"
 LOGITS = "logits"
@@ -40,10 +40,9 @@ def inference_form(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
         for t in tensors
     ):
         module = copy.deepcopy(module).to("cpu", torch.float32)
-    training = [(m, m.training) for m in module.modules()]
-    fused: list[tuple[Any, bool]] = [
-        (m, m.fused_attn) for m in module.modules() if hasattr(m, "fused_attn")
-    ]
+    submodules: list[Any] = list(module.modules())
+    training = [(m, m.training) for m in submodules]
+    fused = [(m, m.fused_attn) for m in submodules if hasattr(m, "fused_attn")]
     trainable = [(p, p.requires_grad) for p in module.parameters()]
     try:
         module.eval()
@@ -98,7 +97,7 @@ def to_onnx(
         except Exception as error:  # torch raises anything at all from here
             raise ModelError(
                 f"torch cannot export {type(module).__name__} for {image_size[0]}x{image_size[1]} "
-                f"pixels: {_root_cause(error)}"
+                f"pixels: {one_line(error)}"
             ) from error
     assert program is not None
     model = program.model
@@ -144,7 +143,8 @@ def _check_signature(model: ir.Model, name: str) -> None:
             )
 
 
-def _root_cause(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The innermost cause of an error, its kind and the first line of its message."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

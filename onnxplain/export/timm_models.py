@@ -1,0 +1,214 @@
+"""What timm knows about a model: how to build it, load it, feed it and name its tokens."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import hashlib
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import timm
+import timm.models
+import torch
+from timm.data.config import resolve_data_config
+
+import onnxplain
+from onnxplain.contract import Source
+from onnxplain.errors import InputError, ModelError
+from onnxplain.export.plain import one_line
+
+__all__ = ["build", "describe_source", "image_size_of", "prefix_tokens", "preprocessing_of"]
+
+
+def build(
+    model: str | torch.nn.Module,
+    *,
+    checkpoint: Path | None,
+    image_size: tuple[int, int] | None,
+    model_kwargs: Mapping[str, Any],
+) -> torch.nn.Module:
+    """The module to export, with its weights.
+
+    Raises:
+        InputError: An unknown name, an argument that timm refuses, or a checkpoint that is not a
+            file.
+        ModelError: Weights that cannot be read or do not fit.
+    """
+    if isinstance(model, torch.nn.Module):
+        if model_kwargs:
+            raise InputError(
+                f"{', '.join(sorted(model_kwargs))}: model arguments go with a timm name, and "
+                f"this {type(model).__name__} is built already"
+            )
+        module = model if checkpoint is None else copy.deepcopy(model)
+    else:
+        module = _create(model, image_size, dict(model_kwargs))
+    if checkpoint is not None:
+        _load(module, checkpoint)
+    return module
+
+
+def _create(
+    name: str, image_size: tuple[int, int] | None, model_kwargs: dict[str, Any]
+) -> torch.nn.Module:
+    source, identifier = timm.models.parse_model_name(name) if ":" in name else ("", name)
+    architecture = identifier.partition(".")[0]
+    if not source and not timm.is_model(architecture):
+        close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
+        raise InputError(f"timm has no model {name!r}; {hint}")
+    if image_size is not None:
+        model_kwargs["img_size"] = image_size
+    try:
+        return timm.create_model(name, **model_kwargs)
+    except TypeError as error:
+        raise InputError(f"timm cannot build {name}: {one_line(error)}") from error
+    except Exception as error:  # downloads, configurations and constructors raise anything
+        raise ModelError(f"timm cannot build {name}: {one_line(error)}") from error
+
+
+def _load(module: torch.nn.Module, checkpoint: Path) -> None:
+    if not checkpoint.is_file():
+        raise InputError(f"checkpoint {checkpoint}: no such file")
+    try:
+        state = timm.models.load_state_dict(str(checkpoint))
+    except Exception as error:  # pickle, zip and safetensors each have their own
+        raise ModelError(f"checkpoint {checkpoint} cannot be read: {one_line(error)}") from error
+    if mismatch := _mismatch(module, state):
+        # Published checkpoints of other layouts or sizes: the architecture's own conversion.
+        convert = getattr(_home(module), "checkpoint_filter_fn", None)
+        converted = None
+        if convert is not None:
+            try:
+                converted = convert(dict(state), module)
+            except Exception:  # it is written for checkpoints that fit; then the mismatch stands
+                converted = None
+        if converted is None or _mismatch(module, converted):
+            raise ModelError(f"checkpoint {checkpoint.name} does not fit: {mismatch}")
+        state = converted
+    module.load_state_dict(state, strict=True)
+
+
+def _mismatch(module: torch.nn.Module, state: Mapping[str, Any]) -> str | None:
+    """The first tensor that does not fit, or None."""
+    expected = module.state_dict()
+    for name, tensor in expected.items():
+        found = state.get(name)
+        if found is None:
+            return f"it has no {name} {list(tensor.shape)}; {_ARGUMENTS}"
+        if found.shape != tensor.shape:
+            hint = _ARGUMENTS
+            if name.startswith("head") and tensor.ndim <= 2 and found.ndim:
+                count = found.shape[0]
+                hint = f"pass num_classes={count} (--num-classes {count})"
+            elif name == "pos_embed":
+                hint = "pass the image size it was trained with (image_size=, --image-size)"
+            return f"its {name} is {list(found.shape)}, the model's {list(tensor.shape)}; {hint}"
+    unexpected = [name for name in state if name not in expected]
+    if unexpected:
+        return f"the model has no {unexpected[0]}; {_ARGUMENTS}"
+    return None
+
+
+_ARGUMENTS = "name the model it was trained as, with the same arguments"
+
+
+def image_size_of(module: torch.nn.Module, requested: tuple[int, int] | None) -> tuple[int, int]:
+    """Height and width to export for: as requested, or what the module says.
+
+    Raises:
+        InputError: Nothing requested, and the module does not say.
+    """
+    if requested is not None:
+        return requested
+    stated = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    if stated is None:
+        stated = getattr(module, "image_size", None)  # torchvision
+    if stated is None and "input_size" in _config(module):
+        stated = _config(module)["input_size"][1:]
+    if stated is None:
+        raise InputError(f"{type(module).__name__} does not tell its input size; pass image_size=")
+    return (stated, stated) if isinstance(stated, int) else (int(stated[0]), int(stated[1]))
+
+
+def preprocessing_of(
+    module: torch.nn.Module, size: tuple[int, int], overlay: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Mean, standard deviation, crop and interpolation as timm resolves them for this model.
+
+    timm's configuration describes published weights. A model with another head was trained on
+    from them: it keeps their mean and standard deviation, but the crop that was tuned for them
+    says nothing about it, so the crop is then timm's default unless `overlay` has one.
+
+    Args:
+        module: The model; one that timm does not know gets timm's defaults.
+        size: Height and width of the input.
+        overlay: What the user set in `pretrained_cfg_overlay`.
+    """
+    config = dict(_config(module))
+    classes = getattr(module, "num_classes", None)
+    if config.get("num_classes") != classes and "crop_pct" not in overlay:
+        config.pop("crop_pct", None)
+        config.pop("test_crop_pct", None)
+    test_size = config.get("test_input_size")
+    resolved = resolve_data_config(
+        {"input_size": (3, *size)},
+        pretrained_cfg=config,
+        use_test_size=test_size is not None and tuple(test_size[1:]) == size,
+    )
+    return {
+        "mean": tuple(float(v) for v in resolved["mean"]),
+        "std": tuple(float(v) for v in resolved["std"]),
+        "crop_pct": float(resolved["crop_pct"]),
+        "crop_mode": resolved["crop_mode"],
+        "interpolation": resolved["interpolation"],
+    }
+
+
+def prefix_tokens(module: torch.nn.Module) -> tuple[str, ...] | None:
+    """Names of the tokens before the patches in a timm vision transformer, or None if unknown."""
+    count = getattr(module, "num_prefix_tokens", None)
+    if count is None:
+        return None
+    names = [
+        *(("cls",) if getattr(module, "cls_token", None) is not None else ()),
+        *(("dist",) if getattr(module, "dist_token", None) is not None else ()),
+    ]
+    names += [f"reg{i}" for i in range(count - len(names))]
+    return tuple(names)
+
+
+def describe_source(name: str, module: torch.nn.Module) -> Source:
+    """Name, weight digest and tool versions.
+
+    The digest is SHA-256 over the tensors of the state dict in the order of their names: the name
+    in UTF-8, then the values as little-endian bytes.
+    """
+    digest = hashlib.sha256()
+    for key, tensor in sorted(module.state_dict().items()):
+        digest.update(key.encode())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    from_timm = type(module).__module__.startswith("timm.")
+    packages = ("torch", *(("timm",) if from_timm else ()), "onnx")
+    return Source(
+        name=name,
+        framework="timm" if from_timm else "torch",
+        weights_sha256=digest.hexdigest(),
+        versions={
+            "onnxplain": onnxplain.__version__,
+            **{package: version(package) for package in packages},
+        },
+    )
+
+
+def _config(module: torch.nn.Module) -> Mapping[str, Any]:
+    config = getattr(module, "pretrained_cfg", None)
+    return config if isinstance(config, Mapping) else {}
+
+
+def _home(module: torch.nn.Module) -> Any:
+    return sys.modules.get(type(module).__module__)

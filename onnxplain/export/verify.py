@@ -1,0 +1,172 @@
+"""Runs explained files against torch and measures how far they are apart."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+import torch.nn.functional as F
+
+from onnxplain.contract import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    Contract,
+    attention_gradient_name,
+    attention_name,
+)
+from onnxplain.errors import ModelError, VerificationError
+from onnxplain.export.plain import inference_form, one_line
+from onnxplain.export.torch_taps import TorchTaps, torch_taps
+
+__all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
+
+BATCHES = (1, 3)
+TOLERANCE = 1e-4
+
+
+def verify(
+    module: torch.nn.Module,
+    files: Iterable[Path],
+    contract: Contract,
+    *,
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """Compares every output of every file with torch, in batches of 1 and of 3.
+
+    Each batch is run once with normal noise and once with smooth pictures within the range of the
+    contract's mean and standard deviation; each image has a target of its own. The difference of a
+    quantity is the largest absolute difference divided by the largest absolute value in torch,
+    worst over layers and runs.
+
+    Args:
+        module: The model as the user has it; left unchanged.
+        files: ONNX files that share `contract`'s names.
+        contract: Tells the input size, the names and the number of layers.
+        tolerance: Largest relative difference allowed.
+
+    Returns:
+        What goes into the contract: `framework`, `version`, `batches`, `tolerance` and
+        `differences`, quantity -> difference rounded up to two digits, so that the last bits of
+        arithmetic do not change the file.
+
+    Raises:
+        VerificationError: A difference above `tolerance`, or layers that torch does not show.
+        ModelError: onnxruntime cannot run a file.
+    """
+    runs = list(_runs(module, contract))
+    worst: dict[str, float] = {}
+    for path in files:
+        session = _open(path)
+        names = [v.name for v in session.get_outputs()]
+        for feed, expected in runs:
+            for name, found in zip(names, _run(session, feed, path), strict=True):
+                if name not in expected:
+                    raise VerificationError(
+                        f"torch shows no {name} to compare with; export without verification "
+                        "(verify=False)"
+                    )
+                difference = relative_difference(found, expected[name])
+                if not difference <= tolerance:  # NaN too
+                    raise VerificationError(
+                        f"{name} differs from torch by {difference:.2g} of its largest value, "
+                        f"allowed is {tolerance:g}; nothing was written"
+                    )
+                quantity = name.partition(".")[0]
+                worst[quantity] = max(worst.get(quantity, 0.0), difference)
+    return {
+        "framework": "torch",
+        "version": torch.__version__,
+        "batches": list(BATCHES),
+        "tolerance": tolerance,
+        "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
+    }
+
+
+def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Largest absolute difference over the largest absolute expected value (1 if all are zero)."""
+    if found.size != expected.size:
+        return math.inf
+    scale = float(np.abs(expected).max()) or 1.0
+    return float(np.abs(found.reshape(expected.shape) - expected).max()) / scale
+
+
+_Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]  # feed, expected outputs
+
+
+def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
+    generator = torch.Generator().manual_seed(0)
+    with inference_form(module) as frozen:
+        for number, batch in enumerate(BATCHES):
+            for kind, draw in enumerate((_noise, _pictures)):
+                image = draw(batch, contract, generator)
+                with torch.inference_mode():
+                    prediction = frozen(image).argmax(1)
+                # The prediction first, then classes that nothing points to.
+                offsets = torch.arange(batch) + 2 * number + kind
+                target = (prediction + offsets) % contract.classes
+                taps = torch_taps(frozen, image, target)
+                if len(taps.attention) != len(contract.layers):
+                    raise VerificationError(
+                        f"the graph has {len(contract.layers)} attention layers and torch shows "
+                        f"{len(taps.attention)}; export without verification (verify=False)"
+                    )
+                feed = {contract.input.name: image.numpy()}
+                if contract.target is not None:
+                    feed[contract.target] = target.numpy()
+                yield feed, _named(taps, contract)
+
+
+def _noise(batch: int, contract: Contract, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(batch, 3, *contract.input.size, generator=generator)
+
+
+def _pictures(batch: int, contract: Contract, generator: torch.Generator) -> torch.Tensor:
+    """Smooth colours in 0..1, normalised as a photo would be."""
+    coarse = torch.rand(batch, 3, 4, 4, generator=generator)
+    picture = F.interpolate(coarse, contract.input.size, mode="bilinear")
+    mean = torch.tensor(contract.input.mean)[:, None, None]
+    std = torch.tensor(contract.input.std)[:, None, None]
+    return (picture - mean) / std
+
+
+def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
+    tensors = {contract.logits: taps.logits}
+    for layer, (attention, gradient) in enumerate(
+        zip(taps.attention, taps.attention_gradient, strict=True)
+    ):
+        tensors[attention_name(layer)] = attention
+        tensors[attention_gradient_name(layer)] = gradient
+    if taps.features is not None and taps.features_gradient is not None:
+        tensors[FEATURES] = taps.features
+        tensors[FEATURES_GRADIENT] = taps.features_gradient
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _open(path: Path) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no public base class
+        raise ModelError(f"onnxruntime cannot open {path.name}: {one_line(error)}") from error
+
+
+def _run(
+    session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray], path: Path
+) -> Sequence[np.ndarray]:
+    taken = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
+    try:
+        return session.run(None, {name: array for name, array in feed.items() if name in taken})
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot run {path.name}: {one_line(error)}") from error
+
+
+def _round_up(value: float) -> float:
+    return float(_TWO_DIGITS_UP.create_decimal(value))
+
+
+_TWO_DIGITS_UP = decimal.Context(prec=2, rounding=decimal.ROUND_UP)
