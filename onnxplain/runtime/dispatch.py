@@ -1,0 +1,122 @@
+"""From a method's name to its function, the outputs it reads, and the map."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxplain.contract import METHODS, Contract
+from onnxplain.errors import ContractError, InputError
+from onnxplain.runtime import methods
+
+__all__ = ["check_options", "choose", "compute", "served", "sources"]
+
+_BEST_FIRST = (
+    "generic_attention",
+    "gradient_rollout",
+    "attention_gradcam",
+    "gradcam",
+    "rollout",
+    "raw_attention",
+)
+_FROM_CONTRACT = ("prefix_tokens", "grid", "readout")
+
+
+def served(contract: Contract) -> tuple[str, ...]:
+    """The methods that this version knows and the model can serve, cheapest first."""
+    return tuple(name for name in METHODS if name in contract.methods)
+
+
+def choose(method: str, contract: Contract) -> str:
+    """The method's own name, or the best one that the model serves for "auto"."""
+    have = served(contract)
+    if method == "auto":
+        best = next((name for name in _BEST_FIRST if name in have), None)
+        if best is None:
+            raise InputError("this file serves no method; export it with methods")
+        return best
+    if method in have:
+        return method
+    what = "is not in this file" if method in METHODS else "is not a method of onnxplain"
+    raise InputError(f"method {method!r} {what}; it has {', '.join(have) or 'none'}")
+
+
+def check_options(method: str, options: Collection[str]) -> None:
+    known = [name for name in _keywords(_function(method)) if name not in _FROM_CONTRACT]
+    for option in options:
+        if option not in known:
+            raise InputError(
+                f"method {method!r} has no option {option!r}; it has {', '.join(known) or 'none'}"
+            )
+
+
+def sources(method: str, contract: Contract) -> list[list[str]]:
+    """For each array argument of the method, the outputs that make it up."""
+    needs = METHODS[method]
+    span = {"all": contract.layers, "last": contract.layers[-1:], "none": ()}
+    groups = [
+        [layer.attention for layer in span[needs.attention]],
+        [layer.gradient for layer in span[needs.gradient]],
+    ]
+    if needs.features:
+        groups += [[contract.features], [contract.features_gradient]]
+    found = [[name for name in group if name is not None] for group in groups if group]
+    if [len(group) for group in found] != [len(group) for group in groups if group]:
+        raise ContractError(
+            f"the contract offers {method!r} without the outputs it reads; make the file again"
+        )
+    return found
+
+
+def compute(
+    method: str,
+    values: Mapping[str, NDArray[Any]],
+    contract: Contract,
+    options: Mapping[str, Any],
+) -> NDArray[np.float32]:
+    """The method's raw maps, float32 [B, h, w].
+
+    Args:
+        method: One that the model serves.
+        values: The outputs of `sources`, by name.
+        contract: The model's contract.
+        options: The method's own options.
+
+    Returns:
+        A map per image; NaN for an image whose outputs are not all finite, so that one bad image
+        does not take its batch along.
+    """
+    groups = [[values[name] for name in group] for group in sources(method, contract)]
+    count = len(groups[0][0])
+    finite = np.ones(count, np.bool_)
+    for array in (array for group in groups for array in group):
+        finite &= np.isfinite(array).reshape(count, -1).all(axis=1)
+    grid = np.full((count, *contract.tokens.grid), np.nan, np.float32)
+    if not finite.any():
+        return grid
+    if not finite.all():
+        groups = [[array[finite] for array in group] for group in groups]
+    arguments: list[Any] = [g[0] for g in groups] if METHODS[method].features else list(groups)
+    layout = {
+        "prefix_tokens": len(contract.tokens.prefix),
+        "grid": contract.tokens.grid,
+        "readout": contract.readout.ranges,
+    }
+    function = _function(method)
+    keywords = {name: layout[name] for name in _keywords(function) if name in layout}
+    grid[finite] = function(*arguments, **keywords, **options)
+    return grid
+
+
+def _function(method: str) -> Callable[..., NDArray[Any]]:
+    function: Callable[..., NDArray[Any]] = getattr(methods, method)
+    return function
+
+
+def _keywords(function: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]

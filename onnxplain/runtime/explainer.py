@@ -1,0 +1,282 @@
+"""`Explainer`: an explained ONNX file in, heatmaps out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from onnxplain.contract import Contract
+from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.runtime import dispatch
+from onnxplain.runtime.explanation import Explanation, upsample
+from onnxplain.runtime.model import Model
+from onnxplain.runtime.preprocessing import Prepared, prepare, prepare_picture
+from onnxplain.runtime.streaming import ahead
+from onnxplain.runtime.taps import KINDS, SINGLE, Taps
+from onnxplain.runtime.targets import PREDICTION, Target, class_index, class_indices
+
+__all__ = ["Explainer"]
+
+# More images than this go through the model in several runs, whose maps alone are kept: the
+# attention of all layers of a base model is 22 MB per image.
+_IMAGES_PER_RUN = 16
+
+
+class Explainer:
+    """Explains pictures with an explained ONNX file or bundle; needs neither torch nor onnx.
+
+    Args:
+        path: A file or bundle folder made by `onnxplain.export` or `onnxplain.instrument`.
+        device: "auto" takes the best provider that really loads; "cpu", "cuda", "cuda:1",
+            "tensorrt", "openvino" or a list of onnxruntime providers is what runs, or an error.
+        threads: Threads within an operator; None leaves the choice to onnxruntime.
+        provider_options: onnxruntime's options for the provider of the named device.
+
+    Attributes:
+        contract: What the file says about itself.
+        methods: Names of the methods it can serve.
+        device: What was obtained, such as "cpu" or "cuda:0".
+
+    Raises:
+        ModelError: The file is missing, empty, not ONNX, or its weights are missing.
+        ContractError: It has no contract, one of a newer format, or one that its graph breaks.
+        DeviceError: The device cannot be had; the message says why and what to install.
+
+    Example:
+        >>> explainer = Explainer("vit.onnx")
+        >>> result = explainer.explain("cat.jpg", target="tabby")
+        >>> result.save("out/")
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str | Sequence[Any] = "auto",
+        threads: int | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        _refuse_count("threads", threads)
+        self._model = Model(path, device=device, threads=threads, provider_options=provider_options)
+
+    @property
+    def contract(self) -> Contract:
+        return self._model.contract
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return dispatch.served(self.contract)
+
+    @property
+    def device(self) -> str:
+        return self._model.device
+
+    def taps(
+        self,
+        images: Any,
+        *,
+        target: Target | Sequence[Target] = None,
+        kinds: Iterable[str] | None = None,
+    ) -> Taps:
+        """The raw outputs of the graph: logits, attention, gradients, features.
+
+        Args:
+            images: As in `explain`.
+            target: As in `explain`.
+            kinds: Names of the taps to fetch (fields of `Taps`); None is everything the file has.
+
+        Returns:
+            Arrays over the whole batch; what was not fetched is None.
+
+        Raises:
+            InputError: An image, target or kind is not what the model can take or give.
+        """
+        wanted = self._wanted(kinds)
+        pixels = np.stack([pixels for pixels, _ in prepare(images, self.contract.input)])
+        classes = class_indices(target, len(pixels), self.contract)
+        outputs = [name for names in wanted.values() for name in names if name is not None]
+        values = self._model.run(pixels, classes, outputs)
+        found: dict[str, Any] = {}
+        for kind, names in wanted.items():
+            arrays = [None if name is None else values[name] for name in names]
+            found[kind] = arrays[0] if kind in SINGLE else arrays
+        logits = values[self.contract.logits]
+        return Taps(logits=logits, target=_resolved(classes, logits), **found)
+
+    def explain(
+        self,
+        images: Any,
+        *,
+        method: str = "auto",
+        target: Target | Sequence[Target] = None,
+        **options: Any,
+    ) -> Explanation:
+        """Heatmaps for one picture or a batch.
+
+        Args:
+            images: A path, a PIL image, a uint8 RGB array [H, W, 3], or a list of these; or a
+                float32 array [B, 3, H, W] of already normalised pixel values.
+            method: One of `methods`; "auto" takes the best one that the file serves.
+            target: The class to explain: None for each image's prediction, an index, a label, or
+                a list with one of these per image.
+            **options: The method's own, such as `head_fusion`, `discard_ratio`, `start_layer`.
+
+        Raises:
+            InputError: Unknown method, option or class, or images of a wrong shape or type.
+            ImageError: A picture is missing, damaged, or not a picture.
+        """
+        method = dispatch.choose(method, self.contract)
+        dispatch.check_options(method, options)
+        batch = prepare(images, self.contract.input)
+        classes = class_indices(target, len(batch), self.contract)
+        return self._explain(batch, classes, method, options)
+
+    def explain_many(
+        self,
+        paths: Iterable[Any],
+        *,
+        batch_size: int = 8,
+        workers: int | None = None,
+        on_error: str | Callable[[Any, OnnxplainError], None] = "raise",
+        method: str = "auto",
+        target: Target = None,
+        **options: Any,
+    ) -> Iterator[Explanation]:
+        """Explains a stream of pictures, one result per picture, in order.
+
+        Pictures are decoded in threads while the model runs; at most three batches are in memory,
+        however long the stream.
+
+        Args:
+            paths: Pictures as in `explain`, one by one; may be an endless iterator.
+            batch_size: Pictures per run of the model.
+            workers: Decoding threads; None is one per CPU, at most 4.
+            on_error: What a picture that cannot be read does. "raise": stops, after the results
+                before it. "skip": leaves it out with a warning. A function is called with the
+                picture as it came from `paths` and the error, then it is left out.
+            method, target, **options: As in `explain`; one target for all.
+
+        Raises:
+            InputError: At the call, for a wrong argument.
+            ImageError: While iterating, with `on_error="raise"`.
+        """
+        _refuse_count("batch_size", batch_size)
+        _refuse_count("workers", workers)
+        if on_error not in ("raise", "skip") and not callable(on_error):
+            raise InputError(f"on_error is {on_error!r}, expected 'raise', 'skip' or a function")
+        if isinstance(paths, str | os.PathLike | Image.Image):
+            raise InputError("explain_many takes a list of pictures; for one picture use explain")
+        method = dispatch.choose(method, self.contract)
+        dispatch.check_options(method, options)
+        index = class_index(target, self.contract)
+        threads = workers or min(4, os.cpu_count() or 1)
+        return self._stream(iter(paths), batch_size, threads, on_error, index, method, options)
+
+    def _stream(
+        self,
+        sources: Iterator[Any],
+        batch_size: int,
+        workers: int,
+        on_error: str | Callable[[Any, OnnxplainError], None],
+        index: int,
+        method: str,
+        options: dict[str, Any],
+    ) -> Iterator[Explanation]:
+        def run(batch: list[Prepared]) -> Iterator[Explanation]:
+            if batch:
+                yield from self._explain(batch, np.full(len(batch), index), method, options)
+
+        def decode(source: Any) -> Prepared:
+            return prepare_picture(source, self.contract.input)
+
+        batch: list[Prepared] = []
+        for source, outcome in ahead(sources, decode, workers=workers, count=2 * batch_size):
+            if not isinstance(outcome, OnnxplainError):
+                batch.append(outcome)
+            elif on_error == "raise":
+                yield from run(batch)
+                raise outcome
+            elif callable(on_error):
+                on_error(source, outcome)
+            else:
+                warnings.warn(str(outcome), stacklevel=2)
+            if len(batch) == batch_size:
+                yield from run(batch)
+                batch = []
+        yield from run(batch)
+
+    def _explain(
+        self,
+        batch: list[Prepared],
+        classes: NDArray[np.int64],
+        method: str,
+        options: dict[str, Any],
+    ) -> Explanation:
+        contract = self.contract
+        outputs = [name for group in dispatch.sources(method, contract) for name in group]
+        grids, logits = [], []
+        for start in range(0, len(batch), _IMAGES_PER_RUN):
+            part = slice(start, start + _IMAGES_PER_RUN)
+            pixels = np.stack([pixels for pixels, _ in batch[part]])
+            values = self._model.run(pixels, classes[part], outputs)
+            logits.append(values[contract.logits])
+            grids.append(dispatch.compute(method, values, contract, options))
+        grid, all_logits = np.concatenate(grids), np.concatenate(logits)
+        heatmap, degenerate = upsample(grid, contract.input.size)
+        target = _resolved(classes, all_logits)
+        labels = contract.labels
+        return Explanation(
+            method=method,
+            options=dict(options),
+            grid=grid,
+            heatmap=heatmap,
+            logits=all_logits,
+            target=target,
+            labels=tuple(str(i) if labels is None else labels[i] for i in target),
+            degenerate=degenerate,
+            pictures=tuple(picture for _, picture in batch),
+        )
+
+    def _wanted(self, kinds: Iterable[str] | None) -> dict[str, list[str | None]]:
+        """The outputs behind each kind of tap, per layer or as the only one."""
+        contract, have = self.contract, self._model.outputs
+        named: dict[str, list[str | None]] = {
+            "attention": [layer.attention for layer in contract.layers],
+            "attention_gradient": [layer.gradient for layer in contract.layers],
+            "features": [contract.features],
+            "features_gradient": [contract.features_gradient],
+        }
+        present = {
+            kind: [name if name in have else None for name in names]
+            for kind, names in named.items()
+            if have.intersection(name for name in names if name)
+        }
+        if kinds is None:
+            return present
+        if isinstance(kinds, str):
+            kinds = [kinds]
+        wanted = {}
+        for kind in kinds:
+            if kind not in KINDS:
+                raise InputError(f"unknown kind of tap {kind!r}; one of {', '.join(KINDS)}")
+            if kind not in present:
+                raise InputError(
+                    f"this file has no {kind}; it has {', '.join(present) or 'logits only'}"
+                )
+            wanted[kind] = present[kind]
+        return wanted
+
+
+def _refuse_count(name: str, value: Any) -> None:
+    if value is not None and (not isinstance(value, int | np.integer) or value < 1):
+        raise InputError(f"{name} is {value!r}, expected a positive number")
+
+
+def _resolved(classes: NDArray[np.int64], logits: NDArray[Any]) -> NDArray[np.int64]:
+    return np.where(classes == PREDICTION, logits.argmax(axis=-1), classes).astype(np.int64)

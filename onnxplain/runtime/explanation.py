@@ -1,0 +1,293 @@
+"""The result of an explanation: maps, their picture, and how they are saved and shown."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from onnxplain.errors import InputError
+from onnxplain.runtime.preprocessing import Picture
+
+__all__ = ["COLORMAPS", "Explanation", "upsample"]
+
+COLORMAPS: dict[str, int] = {
+    name.removeprefix("COLORMAP_").lower(): getattr(cv2, name)
+    for name in sorted(dir(cv2))
+    if name.startswith("COLORMAP_")
+}
+"""OpenCV's colormaps by name."""
+
+# A map whose span is below this share of its largest magnitude is constant up to the rounding of
+# float32 sums over layers and tokens; stretched to 0..1 it would show noise as if it were evidence.
+DEGENERATE_SPAN = 1e-5
+
+_SUFFIX = {"overlay": ".png", "heatmap": ".heatmap.png", "npy": ".npy", "npz": ".npz"}
+_FILES = {
+    "overlay": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"),
+    "heatmap": (".png", ".bmp", ".tif", ".tiff"),
+    "npy": (".npy",),
+    "npz": (".npz",),
+}
+_THUMBNAIL = 320
+
+
+def upsample(
+    grid: NDArray[np.float32], size: tuple[int, int]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Maps on the patch grid as heatmaps at model input size.
+
+    Each is enlarged bilinearly between the patches' centres (half-pixel convention), then scaled so
+    that its lowest value is 0 and its highest 1.
+
+    Args:
+        grid: [B, h, w], raw values.
+        size: (H, W) of the model's input.
+
+    Returns:
+        float32 [B, H, W] in 0..1, and bool [B]: which maps are degenerate (not finite, or constant
+        up to rounding: span at most 1e-5 of the largest magnitude). Degenerate ones become 0.
+    """
+    heatmap = np.zeros((len(grid), *size), np.float32)
+    degenerate = np.zeros(len(grid), np.bool_)
+    for i, values in enumerate(grid):
+        low, high = float(values.min()), float(values.max())
+        if not high - low > DEGENERATE_SPAN * max(abs(low), abs(high)) or high - low == np.inf:
+            degenerate[i] = True
+            continue
+        # In float64 and relative to the span, so that very small and very large maps survive.
+        scaled = ((values.astype(np.float64) - low) / (high - low)).astype(np.float32)
+        large = cv2.resize(scaled, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+        floor = large.min()
+        heatmap[i] = (large - floor) / (large.max() - floor)
+    return heatmap, degenerate
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Explanation:
+    """Maps of one method for a batch of pictures. Indexing and iterating give one picture each.
+
+    Attributes:
+        method: The method that made the maps.
+        options: The method's options as given.
+        grid: float32 [B, h, w], raw values on the patch grid.
+        heatmap: float32 [B, H, W] in 0..1 at the model's input size; 0 where degenerate.
+        logits: [B, classes], the model's own output.
+        target: int64 [B], the class that is explained.
+        labels: The target's label for each picture; its number where the model has no labels.
+        degenerate: bool [B], maps that are not finite, blank, or constant up to rounding.
+        pictures: The originals, upright, and the way from them to the model's input.
+    """
+
+    method: str
+    grid: NDArray[np.float32]
+    heatmap: NDArray[np.float32]
+    logits: NDArray[np.floating[Any]]
+    target: NDArray[np.int64]
+    labels: tuple[str, ...]
+    degenerate: NDArray[np.bool_]
+    pictures: tuple[Picture, ...] = field(repr=False)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def __getitem__(self, index: int) -> Explanation:
+        i = range(len(self))[index]
+        part = slice(i, i + 1)
+        return Explanation(
+            method=self.method,
+            options=self.options,
+            grid=self.grid[part],
+            heatmap=self.heatmap[part],
+            logits=self.logits[part],
+            target=self.target[part],
+            labels=self.labels[part],
+            degenerate=self.degenerate[part],
+            pictures=self.pictures[part],
+        )
+
+    def __iter__(self) -> Iterator[Explanation]:
+        return (self[i] for i in range(len(self)))
+
+    def overlay(self, alpha: float = 0.5, colormap: str = "turbo") -> list[NDArray[np.uint8]]:
+        """The heatmaps laid over the original pictures, at the originals' size.
+
+        A map is carried back through crop and resize to where it was computed. What the model did
+        not see (outside its crop) keeps its own colours.
+
+        Args:
+            alpha: Weight of the heatmap's colour, 0..1; the rest is the picture.
+            colormap: Name of an OpenCV colormap, such as "turbo", "jet", "viridis".
+
+        Returns:
+            One uint8 RGB array [H, W, 3] per picture.
+
+        Raises:
+            InputError: alpha is out of range or the colormap unknown.
+        """
+        if not 0 <= alpha <= 1:
+            raise InputError(f"alpha is {alpha}, expected 0..1")
+        if colormap not in COLORMAPS:
+            raise InputError(f"unknown colormap {colormap!r}; one of {', '.join(COLORMAPS)}")
+        ramp = np.arange(256, dtype=np.uint8)[:, None]
+        colors = np.array(cv2.applyColorMap(ramp, COLORMAPS[colormap])[:, 0, ::-1], np.uint8)
+        return [
+            _blend(picture, heatmap, alpha, colors)
+            for picture, heatmap in zip(self.pictures, self.heatmap, strict=True)
+        ]
+
+    def save(
+        self, folder_or_file: str | os.PathLike[str], kind: str = "overlay", **overlay: Any
+    ) -> list[Path]:
+        """Writes the result; each file is written beside its place and renamed into it.
+
+        Args:
+            folder_or_file: A path with the suffix of a file of this kind is a file: of one
+                picture, or of the whole batch for "npy" and "npz". Anything else is a folder,
+                made if need be, that gets a file for each picture: the picture's own name without
+                its suffix (`image` where it has none), then the method and the kind, and a
+                number where two pictures of the batch have the same name: `cat.rollout.png`,
+                `cat-2.rollout.png`.
+            kind: "overlay", the picture with the map; "heatmap", 8-bit grey at the model's input
+                size; "npy", the raw grid; "npz", grid, heatmap, logits, target, label, method and
+                degenerate.
+            **overlay: `alpha` and `colormap` of `overlay`.
+
+        Returns:
+            The paths written, one per picture in order, or the one file.
+
+        Raises:
+            InputError: The kind is unknown, does not fit the file's suffix, or one picture file is
+                asked for several pictures.
+        """
+        if kind not in _SUFFIX:
+            raise InputError(f"unknown kind {kind!r}; one of {', '.join(_SUFFIX)}")
+        path = Path(folder_or_file)
+        known = {suffix for suffixes in _FILES.values() for suffix in suffixes}
+        if path.suffix.lower() not in known or path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            names = [f"{stem}.{self.method}{_SUFFIX[kind]}" for stem in _stems(self.pictures)]
+            targets = [path / name for name in names]
+        elif path.suffix.lower() not in _FILES[kind]:
+            raise InputError(f"{path}: kind {kind!r} needs a name ending in {_FILES[kind][0]}")
+        elif len(self) > 1 and kind in ("overlay", "heatmap"):
+            raise InputError(f"{path}: one file for {len(self)} pictures; give a folder")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, self._writer(kind, path.suffix, slice(None), overlay))
+            return [path]
+        for i, target in enumerate(targets):
+            _write(target, self._writer(kind, target.suffix, slice(i, i + 1), overlay))
+        return targets
+
+    def _writer(
+        self, kind: str, suffix: str, part: slice, overlay: dict[str, Any]
+    ) -> Callable[[BinaryIO], None]:
+        single = part.stop is not None
+        if kind == "npy":
+            grid = self.grid[part][0] if single else self.grid
+            return lambda file: np.save(file, grid)
+        if kind == "npz":
+            arrays: dict[str, Any] = {
+                "grid": self.grid[part],
+                "heatmap": self.heatmap[part],
+                "logits": self.logits[part],
+                "target": self.target[part],
+                "labels": np.array(self.labels[part]),
+                "degenerate": self.degenerate[part],
+                "method": np.array(self.method),
+            }
+            return lambda file: np.savez_compressed(file, **arrays)
+        one = self[part.start or 0]
+        if kind == "heatmap":
+            image = Image.fromarray(np.rint(one.heatmap[0] * 255).astype(np.uint8))
+        else:
+            image = Image.fromarray(one.overlay(**overlay)[0])
+        form = Image.registered_extensions()[suffix.lower()]
+        return lambda file: image.save(file, form, quality=95)
+
+    def _thumbnails(self) -> list[Image.Image]:
+        images = [Image.fromarray(array) for array in self.overlay()]
+        for image in images:
+            image.thumbnail((_THUMBNAIL, _THUMBNAIL))
+        return images
+
+    def _caption(self, i: int) -> str:
+        note = " (degenerate: nothing to show)" if self.degenerate[i] else ""
+        return f"{self.labels[i]}, {self.method}{note}"
+
+    def _repr_png_(self) -> bytes:
+        images = self._thumbnails()
+        strip = Image.new(
+            "RGB", (sum(i.width for i in images), max(i.height for i in images)), "white"
+        )
+        left = 0
+        for image in images:
+            strip.paste(image, (left, 0))
+            left += image.width
+        return _png(strip)
+
+    def _repr_html_(self) -> str:
+        figures = (
+            '<figure style="display:inline-block;margin:4px;text-align:center">'
+            f'<img src="data:image/png;base64,{base64.b64encode(_png(image)).decode()}">'
+            f"<figcaption>{html.escape(self._caption(i))}</figcaption></figure>"
+            for i, image in enumerate(self._thumbnails())
+        )
+        return f"<div>{''.join(figures)}</div>"
+
+
+def _blend(
+    picture: Picture,
+    heatmap: NDArray[np.floating[Any]],
+    alpha: float,
+    colors: NDArray[np.uint8],
+) -> NDArray[np.uint8]:
+    rows, columns, seen = picture.geometry.project(heatmap)
+    out = picture.rgb.copy()
+    color = colors[np.rint(seen.clip(0, 1) * 255).astype(np.uint8)]
+    out[rows, columns] = cv2.addWeighted(out[rows, columns], 1 - alpha, color, alpha, 0)
+    return out
+
+
+def _stems(pictures: tuple[Picture, ...]) -> list[str]:
+    """A name for each picture, all different (also where case makes no difference)."""
+    taken: set[str] = set()
+    stems = []
+    for picture in pictures:
+        stem = base = picture.path.stem if picture.path is not None else "image"
+        number = 1
+        while stem.casefold() in taken:
+            number += 1
+            stem = f"{base}-{number}"
+        taken.add(stem.casefold())
+        stems.append(stem)
+    return stems
+
+
+def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(beside, "xb") as file:
+            write(file)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()

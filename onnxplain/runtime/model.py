@@ -1,0 +1,234 @@
+"""Explained models on disk: one file or a bundle, its contract, and the sessions that run it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from onnxplain.contract import GRAPH_KINDS, KEY, Contract
+from onnxplain.errors import ContractError, InputError, ModelError
+from onnxplain.runtime.devices import Device, candidates, open_session
+
+__all__ = ["Model"]
+
+
+class _Graph:
+    """One ONNX file, opened when it is first run."""
+
+    def __init__(self, path: Path, outputs: Collection[str] = ()) -> None:
+        self.path = path
+        self.outputs = set(outputs)
+        self.session: ort.InferenceSession | None = None
+        self.takes: set[str] = set()
+        self.requires: set[str] = set()
+
+    def open(self, devices: Sequence[Device], threads: int | None) -> Device:
+        self.session, device = open_session(self.path, devices, threads=threads)
+        self.requires = {value.name for value in self.session.get_inputs()}
+        self.takes = self.requires | {v.name for v in self.session.get_overridable_initializers()}
+        return device
+
+    def check(self, contract: Contract) -> None:
+        """Refuses a graph that does not have what the contract says it has."""
+        assert self.session is not None
+        present = {value.name for value in self.session.get_outputs()}
+        missing = sorted({contract.logits, *self.outputs} - present)
+        if missing:
+            raise ContractError(
+                f"{self.path}: the contract names {_some(missing)}, which the graph does not have; "
+                "make the file again"
+            )
+        if contract.input.name not in self.takes:
+            raise ContractError(
+                f"{self.path}: the contract names the input {contract.input.name!r}, the graph has "
+                f"{_some(sorted(self.takes))}; make the file again"
+            )
+
+
+class Model:
+    """An explained ONNX file or bundle folder, ready to run.
+
+    Args:
+        path: The file or folder.
+        device, threads, provider_options: See `Explainer`.
+
+    Raises:
+        ModelError: The file is missing, empty, not ONNX, or its weights are missing.
+        ContractError: It has no contract, one of a newer format, or one that its graph breaks.
+        DeviceError: The device cannot be had.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        device: str | Sequence[Any] = "auto",
+        threads: int | None = None,
+        provider_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._threads = threads
+        self._lock = threading.Lock()
+        devices = candidates(device, provider_options)
+        if not self.path.exists():
+            raise ModelError(f"{self.path}: no such file or folder")
+        if self.path.is_dir():
+            self.contract, self._graphs = _read_bundle(self.path)
+            self._devices = devices
+            # On the CPU there is no doubt about the device, so nothing need be loaded yet.
+            if [d.name for d in devices] != ["cpu"]:
+                self._devices = [self._open(self._graphs[0])]
+        else:
+            _refuse_empty(self.path)
+            graph = _Graph(self.path)
+            self._devices = [graph.open(devices, threads)]
+            self.contract = _contract_of(graph)
+            graph.outputs = _declared(self.contract)
+            graph.check(self.contract)
+            self._graphs = [graph]
+        if self.contract.input.layout != "NCHW":
+            raise ContractError(
+                f"{self.path}: image layout {self.contract.input.layout!r}, this version of "
+                "onnxplain runs NCHW"
+            )
+
+    @property
+    def device(self) -> str:
+        return self._devices[0].name
+
+    @property
+    def outputs(self) -> set[str]:
+        """Names of every output that some graph has, besides the logits."""
+        return set().union(*(graph.outputs for graph in self._graphs))
+
+    def run(
+        self, pixels: NDArray[np.float32], target: NDArray[np.int64], outputs: Iterable[str]
+    ) -> dict[str, NDArray[Any]]:
+        """Runs the cheapest graph that has the outputs.
+
+        Args:
+            pixels: float32 [B, 3, H, W], normalised.
+            target: int64 [B]; -1 is the image's own prediction.
+            outputs: Names from `outputs`; the logits always come along.
+
+        Returns:
+            Arrays by name, first axis B.
+
+        Raises:
+            InputError: No graph has all of the outputs.
+            ModelError: onnxruntime failed while running.
+        """
+        wanted = set(outputs)
+        graph = next((g for g in self._graphs if wanted <= g.outputs), None)
+        if graph is None:
+            raise InputError(f"{self.path} has no graph with {_some(sorted(wanted))}")
+        with self._lock:
+            if graph.session is None:
+                self._open(graph)
+        names = [self.contract.logits, *sorted(wanted)]
+        size = self.contract.input.batch or len(pixels)
+        parts = []
+        for start in range(0, len(pixels), size):
+            chunk, classes = pixels[start : start + size], target[start : start + size]
+            short = size - len(chunk)  # a fixed batch is filled up with copies of the last image
+            if short:
+                chunk = np.concatenate([chunk, chunk[-1:].repeat(short, axis=0)])
+                classes = np.concatenate([classes, classes[-1:].repeat(short)])
+            values = self._run(graph, chunk, classes, names)
+            parts.append([value[: size - short] for value in values])
+        whole = (p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True))
+        return dict(zip(names, whole, strict=True))
+
+    def _run(
+        self,
+        graph: _Graph,
+        pixels: NDArray[np.float32],
+        target: NDArray[np.int64],
+        names: list[str],
+    ) -> list[NDArray[Any]]:
+        assert graph.session is not None
+        feeds: dict[str, NDArray[Any]] = {self.contract.input.name: pixels}
+        name = self.contract.target
+        if name in graph.takes and (name in graph.requires or (target >= 0).any()):
+            feeds[name] = target
+        try:
+            return list(graph.session.run(names, feeds))
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"{graph.path}: onnxruntime failed to run it ({reason})") from None
+
+    def _open(self, graph: _Graph) -> Device:
+        device = graph.open(self._devices, self._threads)
+        graph.check(self.contract)
+        return device
+
+
+def _refuse_empty(path: Path) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from None
+    if size == 0:
+        raise ModelError(f"{path}: the file is empty")
+
+
+def _contract_of(graph: _Graph) -> Contract:
+    assert graph.session is not None
+    text = graph.session.get_modelmeta().custom_metadata_map.get(KEY)
+    if text is None:
+        raise ContractError(
+            f"{graph.path}: ONNX, but not made by onnxplain; run: onnxplain instrument "
+            f"{graph.path} -o explained.onnx"
+        )
+    return Contract.from_json(text, where=str(graph.path))
+
+
+def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
+    """The contract of a bundle and its graphs, cheapest first."""
+    document = folder / "contract.json"
+    try:
+        text = document.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ContractError(
+            f"{folder}: a folder without contract.json; give a bundle made by onnxplain export, "
+            "or an .onnx file"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"{document}: cannot be read ({error})") from None
+    contract = Contract.from_json(text, where=str(document))
+    if not isinstance(contract.graphs, dict) or not contract.graphs:
+        raise ContractError(f"{document}: names no graphs; make the bundle again")
+    unknown = sorted(set(contract.graphs) - set(GRAPH_KINDS))
+    if unknown:
+        raise ContractError(f"{document}: graph kind {unknown[0]!r} is unknown; upgrade onnxplain")
+    graphs = []
+    for kind, served in GRAPH_KINDS.items():
+        if kind not in contract.graphs:
+            continue
+        path = folder / Path(contract.graphs[kind]).name
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file, though {document} names it")
+        _refuse_empty(path)
+        outputs = (o for method in served for o in contract.methods.get(method, ()))
+        graphs.append(_Graph(path, set(outputs)))
+    return contract, graphs
+
+
+def _declared(contract: Contract) -> set[str]:
+    names = {name for outputs in contract.methods.values() for name in outputs}
+    for layer in contract.layers:
+        names.update(name for name in (layer.attention, layer.gradient) if name)
+    names.update(name for name in (contract.features, contract.features_gradient) if name)
+    return names
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,51 @@
+"""What an explained graph returns besides its logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["KINDS", "SINGLE", "Taps"]
+
+Array = NDArray[np.floating[Any]]
+
+KINDS = (
+    "attention",
+    "attention_gradient",
+    "attention_relevance",
+    "features",
+    "features_gradient",
+    "input_gradient",
+)
+"""The kinds of tap that can be asked for; logits and target always come along."""
+
+SINGLE = ("features", "features_gradient", "input_gradient")
+"""Those that are one array; the others have one per layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taps:
+    """Raw outputs of an explained model. What the file lacks or was not asked for is None.
+
+    Attributes:
+        logits: [B, classes], the model's own output.
+        target: int64 [B], the class that the gradients belong to.
+        attention: Per layer [B, heads, N, N], first layer first.
+        attention_gradient: d logit[target] / d attention, same shapes.
+        attention_relevance: Relevance propagated to each attention, same shapes.
+        features: The Grad-CAM layer, [B, N, D] or [B, C, h, w].
+        features_gradient: d logit[target] / d features.
+        input_gradient: d logit[target] / d pixels, [B, 3, H, W].
+    """
+
+    logits: Array
+    target: NDArray[np.int64]
+    attention: list[Array | None] | None = None
+    attention_gradient: list[Array | None] | None = None
+    attention_relevance: list[Array | None] | None = None
+    features: Array | None = None
+    features_gradient: Array | None = None
+    input_gradient: Array | None = None

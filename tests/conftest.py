@@ -1,0 +1,209 @@
+"""Paths of shared material, and a tiny explained model built by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxplain.contract import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    GRAPH_KINDS,
+    KEY,
+    METHODS,
+    AttentionLayer,
+    Contract,
+    ImageInput,
+    Readout,
+    Source,
+    Tokens,
+    attention_gradient_name,
+    attention_name,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+PATCH, DIM, HEADS, LAYERS = 4, 4, 2, 2
+LABELS = ("tabby", "Egyptian cat", "espresso")
+
+
+def shared(folder: str) -> Path:
+    path = ROOT.parent / "shared" / folder
+    if not path.is_dir():
+        pytest.skip(f"needs ../shared/{folder}, which is not beside this checkout")
+    return path
+
+
+@pytest.fixture(scope="session")
+def shared_golden() -> Path:
+    """Golden values of both models; `vit_wide` and `small` are also in tests/golden."""
+    return shared("golden")
+
+
+@pytest.fixture(scope="session")
+def shared_real() -> Path:
+    """A real classifier and photos, which are not ours to ship."""
+    return shared("real")
+
+
+@pytest.fixture(scope="session")
+def golden() -> Path:
+    return ROOT / "tests" / "golden"
+
+
+def toy_contract(size: tuple[int, int] = (8, 8), **changes: object) -> Contract:
+    contract = Contract(
+        input=ImageInput(size=size, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear"),
+        tokens=Tokens(prefix=("cls",), grid=(size[0] // PATCH, size[1] // PATCH)),
+        readout=Readout(kind="cls", ranges=((0, 1),)),
+        layers=tuple(
+            AttentionLayer(
+                heads=HEADS, attention=attention_name(i), gradient=attention_gradient_name(i)
+            )
+            for i in range(LAYERS)
+        ),
+        classes=len(LABELS),
+        labels=LABELS,
+        methods={name: needs.outputs(LAYERS) for name, needs in METHODS.items()},
+        source=Source(name="toy"),
+        features=FEATURES,
+        features_gradient=FEATURES_GRADIENT,
+    )
+    return replace(contract, **changes)  # type: ignore[arg-type]
+
+
+def toy_model(contract: Contract) -> onnx.ModelProto:
+    """A two-layer, two-head transformer whose class token attends to bright patches.
+
+    Every "gradient" is the tap itself times the target's logit: what matters here is that outputs
+    depend on the image and on the class, not that they differentiate anything.
+    """
+    rng = np.random.default_rng(0)
+    (height, width), batch = contract.input.size, contract.input.batch or "batch"
+    tokens = contract.tokens.count
+    weights: dict[str, NDArray[np.generic]] = {
+        "patch.weight": np.concatenate(
+            [np.ones((1, 3, PATCH, PATCH)), rng.normal(size=(DIM - 1, 3, PATCH, PATCH)) * 0.2]
+        ).astype(np.float32)
+        / (3 * PATCH * PATCH),
+        "cls": np.array([[[0, 4, 0, 0]]], np.float32),
+        "head": rng.normal(size=(DIM, contract.classes)).astype(np.float32),
+        "query": np.zeros((HEADS, DIM, 2), np.float32),
+        "key": np.zeros((HEADS, DIM, 2), np.float32),
+        "value": rng.normal(size=(HEADS, DIM, 2)).astype(np.float32) * 0.1,
+        "output": rng.normal(size=(DIM, DIM)).astype(np.float32) * 0.1,
+        "flat": np.array([0, DIM, -1], np.int64),
+        "joined": np.array([0, 0, DIM], np.int64),
+        "zero": np.array(0, np.int64),
+        "column": np.array([1], np.int64),
+        "deep": np.array([1, 2, 3], np.int64),
+        "bias": np.array(0.05, np.float32),
+    }
+    weights["query"][:, 1, 0], weights["key"][:, 0, 0] = 1, 1
+    weights["query"][1, 1, 1], weights["key"][1, 2, 1] = 1, 1
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["pixel_values", "patch.weight"], ["maps"], strides=[PATCH, PATCH]),
+        node("Reshape", ["maps", "flat"], ["columns"]),
+        node("Transpose", ["columns"], ["patches"], perm=[0, 2, 1]),
+        node("Shape", ["pixel_values"], ["count"], start=0, end=1),
+        node("Concat", ["count", "column", "column"], ["cls.shape"], axis=0),
+        node("Expand", ["cls", "cls.shape"], ["cls.batch"]),
+        node("Concat", ["cls.batch", "patches"], ["x0"], axis=1),
+    ]
+    for i in range(LAYERS):
+        if i == LAYERS - 1:
+            nodes.append(node("Identity", [f"x{i}"], [FEATURES]))
+        nodes += [
+            node("Unsqueeze", [f"x{i}", "column"], [f"u{i}"]),
+            node("MatMul", [f"u{i}", "query"], [f"q{i}"]),
+            node("MatMul", [f"u{i}", "key"], [f"k{i}"]),
+            node("MatMul", [f"u{i}", "value"], [f"v{i}"]),
+            node("Transpose", [f"k{i}"], [f"kt{i}"], perm=[0, 1, 3, 2]),
+            node("MatMul", [f"q{i}", f"kt{i}"], [f"s{i}"]),
+            node("Softmax", [f"s{i}"], [attention_name(i)], axis=-1),
+            node("MatMul", [attention_name(i), f"v{i}"], [f"o{i}"]),
+            node("Transpose", [f"o{i}"], [f"ot{i}"], perm=[0, 2, 1, 3]),
+            node("Reshape", [f"ot{i}", "joined"], [f"oj{i}"]),
+            node("MatMul", [f"oj{i}", "output"], [f"p{i}"]),
+            node("Add", [f"x{i}", f"p{i}"], [f"x{i + 1}"]),
+        ]
+    nodes += [
+        node("Gather", [f"x{LAYERS}", "zero"], ["read"], axis=1),
+        node("MatMul", ["read", "head"], ["logits"]),
+        node("ArgMax", ["logits"], ["predicted"], axis=1, keepdims=0),
+        node("Less", ["target", "zero"], ["open"]),
+        node("Where", ["open", "predicted", "target"], ["class"]),
+        node("Unsqueeze", ["class", "column"], ["class.column"]),
+        node("GatherElements", ["logits", "class.column"], ["chosen"], axis=1),
+        node("Unsqueeze", ["chosen", "column"], ["chosen.3"]),
+        node("Mul", [FEATURES, "chosen.3"], [FEATURES_GRADIENT]),
+        node("Unsqueeze", ["chosen.3", "column"], ["chosen.4"]),
+    ]
+    for i in range(LAYERS):
+        nodes += [
+            node("Sub", [attention_name(i), "bias"], [f"centred{i}"]),
+            node("Mul", [f"centred{i}", "chosen.4"], [attention_gradient_name(i)]),
+        ]
+    weights["target"] = np.array([-1], np.int64)
+    shapes: dict[str, list[int | str]] = {
+        "logits": [batch, contract.classes],
+        FEATURES: [batch, tokens, DIM],
+        FEATURES_GRADIENT: [batch, tokens, DIM],
+    }
+    for i in range(LAYERS):
+        for name in (attention_name(i), attention_gradient_name(i)):
+            shapes[name] = [batch, HEADS, tokens, tokens]
+    wanted = {"logits", *(o for outputs in contract.methods.values() for o in outputs)}
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "toy",
+        [
+            value("pixel_values", TensorProto.FLOAT, [batch, 3, height, width]),
+            value("target", TensorProto.INT64, ["targets"]),
+        ],
+        [value(name, TensorProto.FLOAT, shape) for name, shape in shapes.items() if name in wanted],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(model)
+    helper.set_model_props(model, {KEY: contract.to_json()})
+    return model
+
+
+ToyFile = Callable[..., Path]
+
+
+@pytest.fixture
+def toy_file(tmp_path: Path) -> ToyFile:
+    """Writes a toy model: `toy_file(size=(8, 16), ...)` with changes to its contract."""
+
+    def make(name: str = "toy.onnx", **changes: object) -> Path:
+        path = tmp_path / name
+        onnx.save(toy_model(toy_contract(**changes)), path)  # type: ignore[arg-type]
+        return path
+
+    return make
+
+
+@pytest.fixture
+def toy_bundle(tmp_path: Path) -> Path:
+    """The toy model as a bundle folder: a graph per kind of method, and a contract of them all."""
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    whole = toy_contract()
+    for kind, served in GRAPH_KINDS.items():
+        part = replace(whole, methods={name: whole.methods[name] for name in served})
+        onnx.save(toy_model(part), folder / f"{kind}.onnx")
+    graphs = {kind: f"{kind}.onnx" for kind in GRAPH_KINDS}
+    document = json.dumps(json.loads(replace(whole, graphs=graphs).to_json()), indent=1)
+    (folder / "contract.json").write_text(document)
+    return folder
