@@ -152,7 +152,7 @@ class Contract:
 
     input: ImageInput
     tokens: Tokens
-    readout: Readout
+    readout: Readout | None  # None: no token row stands for the head; Grad-CAM needs none
     layers: tuple[AttentionLayer, ...]
     classes: int
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
@@ -228,7 +228,9 @@ def _contract(data: dict[str, Any]) -> Contract:
                 }
             ),
             "tokens": Tokens(prefix=tuple(tokens["prefix"]), grid=_pair(tokens["grid"])),
-            "readout": Readout(
+            "readout": None
+            if readout is None
+            else Readout(
                 kind=readout["kind"], ranges=tuple((int(a), int(b)) for a, b in readout["ranges"])
             ),
             "layers": tuple(AttentionLayer(**layer) for layer in data["layers"]),
@@ -239,7 +241,7 @@ def _contract(data: dict[str, Any]) -> Contract:
     )
     if contract.labels is not None and len(contract.labels) != contract.classes:
         raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
-    for start, stop in contract.readout.ranges:
+    for start, stop in contract.readout.ranges if contract.readout is not None else ():
         if not 0 <= start < stop <= contract.tokens.count:
             raise ValueError(f"readout range {start}..{stop} of {contract.tokens.count} tokens")
     return contract

@@ -1,0 +1,67 @@
+"""ONNX to ONNX: gives a vision transformer the outputs that explain it. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxplain.errors import MissingDependencyError
+
+try:
+    import onnx_ir as ir
+
+    from onnxplain.graphs.explained import Explained, explain
+    from onnxplain.graphs.storage import Report, load, save
+except ModuleNotFoundError as missing:
+    if missing.name not in ("onnx", "onnx_ir"):
+        raise
+    raise MissingDependencyError(
+        f"{missing.name} is not installed; pip install onnxplain[graphs]"
+    ) from None
+
+__all__ = ["Explained", "Report", "explain", "instrument", "load", "save"]
+
+
+def instrument(
+    source: str | os.PathLike[str] | ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    methods: Iterable[str] | None = None,
+    contract: Mapping[str, Any] | None = None,
+    labels: Sequence[str] | str | Path | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+) -> Report:
+    """Makes an ONNX vision transformer explain itself.
+
+    Args:
+        source: Any ONNX file of a plain ViT with global attention, opset 17 to 22, as its exporter
+            wrote it; or such a model in memory.
+        path: `x.onnx` writes one file with exactly `methods`; a folder, a bundle with one graph per
+            kind of method and one file of weights.
+        methods: Method names; None: every method that the architecture supports.
+        contract: Fields of the contract that override what is found in the graph, such as
+            `{"tokens": {"prefix": ["cls"], "grid": [14, 14]}}`.
+        labels: Class names in order, or a text file with one per line.
+        preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
+            0..1), `crop_pct`, `crop_mode`, `interpolation`.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ModelError: The file is missing, damaged or not ONNX, or the result cannot be written.
+        UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
+        InputError: An unknown method or field, labels that do not fit.
+    """
+    model = load(source)
+    explained = explain(
+        model,
+        bundle=Path(path).suffix != ".onnx",
+        methods=methods,
+        contract=contract,
+        labels=labels,
+        preprocessing=preprocessing,
+    )
+    return save(explained, path)

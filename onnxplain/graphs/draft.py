@@ -1,0 +1,128 @@
+"""Drafts the contract: what the graph tells, what the caller knows, and the model's digest."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import onnx_ir as ir
+
+from onnxplain import __version__
+from onnxplain.contract import AttentionLayer, Contract, ImageInput, Readout, Source, Tokens
+from onnxplain.errors import ContractError, InputError, UnsupportedModelError
+from onnxplain.graphs.structure import Structure
+from onnxplain.graphs.tokens import prefix_names
+
+__all__ = ["draft", "read_labels"]
+
+Record = TypeVar("Record", ImageInput, Tokens, Readout, Contract)
+
+
+def draft(
+    model: ir.Model,
+    found: Structure,
+    *,
+    source: Source | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    labels: Sequence[str] | str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Contract:
+    """The contract of a model, before it is said which methods and outputs a graph has.
+
+    Raises:
+        UnsupportedModelError: The token layout is neither found nor given, or does not fit.
+        InputError: An unknown field, a value of a wrong kind, labels that do not fit.
+    """
+    changes = dict(overrides or {})
+    image = ImageInput(name=found.image.name or "", size=found.size, batch=found.batch)
+    image = _changed(image, {**changes.pop("input", {}), **(preprocessing or {})})
+    tokens = _tokens(found, changes.pop("tokens", None))
+    readout = found.readout
+    if "readout" in changes:
+        given = changes.pop("readout")
+        readout = None if given is None else _made(Readout, given)
+    if labels is None:
+        labels = changes.pop("labels", None)
+    if source is None:
+        source = Source(name=model.graph.name or "unknown", weights_sha256=_digest(model))
+    versions = {**source.versions, "onnxplain": __version__}
+    contract = Contract(
+        input=image,
+        tokens=tokens,
+        readout=readout,
+        layers=tuple(AttentionLayer(heads=tap.heads) for tap in found.taps),
+        classes=found.classes,
+        methods={},
+        source=dataclasses.replace(source, versions=versions),
+        labels=None if labels is None else read_labels(labels, found.classes),
+        logits=found.logits.name or "",
+    )
+    try:
+        return Contract.from_json(_changed(contract, changes).to_json(), where="contract=")
+    except (ContractError, TypeError, ValueError) as error:
+        raise InputError(str(error)) from None
+
+
+def read_labels(labels: Sequence[str] | str | Path, classes: int) -> tuple[str, ...]:
+    """Class names from a sequence, or from a UTF-8 text file with one name per line."""
+    if isinstance(labels, str | Path):
+        try:
+            names = Path(labels).read_text("utf-8").rstrip("\n").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise InputError(f"labels {labels}: {reason}; expected one name per line") from None
+        names = [name.rstrip("\r") for name in names]
+    else:
+        names = [str(name) for name in labels]
+    if len(names) != classes:
+        raise InputError(f"{len(names)} labels for a model of {classes} classes")
+    return tuple(names)
+
+
+def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
+    fields: dict[str, Any] = dict(given or {})
+    if found.grid is not None and found.prefix is not None:
+        fields.setdefault("grid", found.grid)
+        fields.setdefault("prefix", prefix_names(found.prefix, found.readout))
+    if "grid" not in fields or "prefix" not in fields:
+        raise UnsupportedModelError(
+            "the patch grid was not found; give it, as in "
+            'contract={"tokens": {"prefix": ["cls"], "grid": [14, 14]}}'
+        )
+    tokens = _made(Tokens, fields)
+    if tokens.count != found.taps[0].keys:
+        raise UnsupportedModelError(
+            f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "
+            f"{tokens.count} tokens; the attention spans {found.taps[0].keys}"
+        )
+    return tokens
+
+
+def _changed(record: Record, changes: Mapping[str, Any]) -> Record:
+    try:
+        return dataclasses.replace(record, **changes)
+    except TypeError:
+        known = ", ".join(f.name for f in dataclasses.fields(record))
+        raise InputError(f"unknown field in {', '.join(changes)}; expected {known}") from None
+
+
+def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
+    try:
+        return kind(**fields)
+    except TypeError:
+        known = ", ".join(f.name for f in dataclasses.fields(kind))
+        raise InputError(f"fields {', '.join(fields)}; expected {known}") from None
+
+
+def _digest(model: ir.Model) -> str:
+    """SHA-256 over the names, types, shapes and bytes of the weights, in order of their names."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is not None:
+            digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+            digest.update(tensor.tobytes())
+    return digest.hexdigest()

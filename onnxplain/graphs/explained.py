@@ -1,0 +1,281 @@
+"""Builds the explained graph: the model's own graph, its taps as outputs, and the reverse walk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from onnxplain.contract import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    GRAPH_KINDS,
+    KEY,
+    METHODS,
+    Contract,
+    Readout,
+    Source,
+    attention_gradient_name,
+    attention_name,
+)
+from onnxplain.errors import InputError, UnsupportedModelError
+from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.draft import draft
+from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.shapes import Batch
+from onnxplain.graphs.structure import Structure, analyse
+from onnxplain.graphs.walk import Cotangent, dense, walk
+
+__all__ = ["SINGLE", "Explained", "explain"]
+
+SINGLE = "single"
+TARGET = "target"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An explained model in memory.
+
+    Attributes:
+        contract: The contract of the whole: every method that one of the graphs serves.
+        models: The graphs by kind: `SINGLE`, or those of `GRAPH_KINDS` for a bundle. Each has its
+            own contract in its metadata.
+        source_bytes: Size of the weights of the model before it was explained.
+    """
+
+    contract: Contract
+    models: dict[str, ir.Model]
+
+    def with_verification(self, verification: Mapping[str, Any]) -> Explained:
+        """The same graphs, with the measured differences in every contract."""
+        for model in self.models.values():
+            own = Contract.from_json(model.metadata_props[KEY])
+            own = dataclasses.replace(own, verification=dict(verification))
+            model.metadata_props[KEY] = own.to_json()
+        contract = dataclasses.replace(self.contract, verification=dict(verification))
+        return dataclasses.replace(self, contract=contract)
+
+
+def explain(
+    model: ir.Model,
+    *,
+    bundle: bool = False,
+    methods: Iterable[str] | None = None,
+    contract: Mapping[str, Any] | None = None,
+    labels: Sequence[str] | str | Path | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+    source: Source | None = None,
+) -> Explained:
+    """Adds to a model the outputs that the methods read, and the contract that names them.
+
+    Args:
+        model: A plain ViT with global attention, opset 17 to 22; it is left as it is.
+        bundle: One graph per kind of method instead of one graph for all.
+        methods: Names of `METHODS`; None: every one that the architecture supports.
+        contract: Fields of the contract that override what is found, such as
+            `{"tokens": {"prefix": ["cls"], "grid": [14, 14]}}`.
+        labels: Class names in order, or a text file with one per line.
+        preprocessing: Fields of `ImageInput`: mean, std, crop_pct, crop_mode, interpolation.
+        source: Where the model came from; None: the digest of its weights alone.
+
+    Raises:
+        UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
+        InputError: An unknown method or field, labels that do not fit.
+    """
+    found = analyse(model)
+    base = draft(
+        model,
+        found,
+        source=source,
+        preprocessing=preprocessing,
+        labels=labels,
+        overrides=contract,
+    )
+    chosen = _methods(found, base.readout, methods)
+    whole = _serve(base, chosen)
+    if not bundle:
+        return Explained(whole, {SINGLE: _build(model, whole)})
+    models, seen = {}, set()
+    for kind, served in GRAPH_KINDS.items():
+        own = tuple(method for method in chosen if method in served)
+        if own not in seen and (own or kind == "plain"):
+            seen.add(own)
+            models[kind] = _build(model, _serve(base, own))
+    graphs = {kind: f"{kind}.onnx" for kind in models}
+    return Explained(dataclasses.replace(whole, graphs=graphs), models)
+
+
+def _methods(
+    found: Structure, readout: Readout | None, methods: Iterable[str] | None
+) -> tuple[str, ...]:
+    """The methods to serve, cheapest first."""
+    refused = _refusals(found, readout)
+    if methods is None:
+        served = tuple(method for method in METHODS if method not in refused)
+        if not served:
+            raise UnsupportedModelError("; ".join(f"{m}: {why}" for m, why in refused.items()))
+        return served
+    wanted = [methods] if isinstance(methods, str) else list(methods)
+    if not wanted:
+        raise InputError(f"no methods given; expected some of {', '.join(METHODS)}")
+    for method in wanted:
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}; expected some of {', '.join(METHODS)}")
+        if method in refused:
+            raise UnsupportedModelError(
+                f"{method} is not defined for this model: {refused[method]}"
+            )
+    return tuple(method for method in METHODS if method in wanted)
+
+
+def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
+    """Methods that are not defined for the model, each with the reason."""
+    reasons: dict[str, str] = {}
+    for method, needs in METHODS.items():
+        if needs.features and found.features is None:
+            reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
+        if needs.attention != "none" and readout is None:
+            reasons[method] = (
+                "the head neither picks one or two tokens nor averages over tokens, so no row of "
+                "the attention stands for it"
+            )
+    return reasons
+
+
+def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
+    """The contract of a graph that has the outputs of `methods` and no others."""
+    count = len(contract.layers)
+    needed = {method: METHODS[method].outputs(count) for method in methods}
+    outputs = {name for names in needed.values() for name in names}
+
+    def present(name: str) -> str | None:
+        return name if name in outputs else None
+
+    return dataclasses.replace(
+        contract,
+        methods=needed,
+        layers=tuple(
+            dataclasses.replace(
+                layer,
+                attention=present(attention_name(i)),
+                gradient=present(attention_gradient_name(i)),
+            )
+            for i, layer in enumerate(contract.layers)
+        ),
+        features=present(FEATURES),
+        features_gradient=present(FEATURES_GRADIENT),
+        target=TARGET if any("gradient" in name for name in outputs) else None,
+    )
+
+
+def _build(model: ir.Model, contract: Contract) -> ir.Model:
+    """The explained graph of a contract."""
+    model = model.clone()
+    graph = model.graph
+    found = analyse(model)
+    _free_names(graph, contract)
+    b = Builder(graph, dict(found.facts))
+    outputs: dict[str, Tensor] = {}
+    taps: dict[str, ir.Value] = {}
+    for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
+        if layer.attention:
+            outputs[attention_name(i)] = _per_head(b, b.of(tap.value), tap.heads)
+        if layer.gradient:
+            taps[attention_gradient_name(i)] = tap.value
+    if contract.features:
+        assert found.features is not None
+        outputs[FEATURES] = b.of(found.features)
+        taps[FEATURES_GRADIENT] = found.features
+    if taps:
+        logits = b.of(found.logits)
+        seed = Cotangent(_one_hot(b, logits, _target(graph)))
+        cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
+        heads = {tap.value: tap.heads for tap in found.taps}
+        for name, value in taps.items():
+            if value not in cotangents:
+                raise UnsupportedModelError(f"the logits do not depend on {value.name}")
+            gradient = dense(b, cotangents[value])
+            if value in heads:
+                gradient = _per_head(b, gradient, heads[value])
+            outputs[name] = gradient
+    for name in sorted(outputs, key=_position(contract).index):
+        _emit(b, name, outputs[name])
+    RemoveUnusedNodesPass()(model)
+    model.metadata_props[KEY] = contract.to_json()
+    return model
+
+
+def _position(contract: Contract) -> list[str]:
+    """Names of the outputs in graph order: attention, its gradients, features."""
+    layers = contract.layers
+    return [
+        *(attention_name(i) for i in range(len(layers))),
+        *(attention_gradient_name(i) for i in range(len(layers))),
+        FEATURES,
+        FEATURES_GRADIENT,
+    ]
+
+
+def _free_names(graph: ir.Graph, contract: Contract) -> None:
+    """Renames inner values of the model that bear a name which the contract gives to an output."""
+    taken = {*_position(contract), TARGET}
+    for value in [*graph.inputs, *graph.outputs]:
+        if value.name in taken:
+            raise UnsupportedModelError(
+                f"the model already has an input or output named {value.name}; expected a model "
+                "that was not explained before"
+            )
+    for value in graph.initializers.values():
+        if value.name in taken:
+            raise UnsupportedModelError(f"the model has a weight named {value.name}; rename it")
+    for node in graph:
+        for value in node.outputs:
+            if value.name in taken:
+                value.name = f"{value.name}/source"
+
+
+def _per_head(b: Builder, x: Tensor, heads: int) -> Tensor:
+    """[batch, heads, n, m] of [batch * heads, n, m]."""
+    if x.rank == 4:
+        return x
+    size = x.shape[0]
+    batch = Batch(1) if isinstance(size, Batch) else size // heads
+    return b.reshape(x, (batch, heads, *x.shape[1:]))
+
+
+def _target(graph: ir.Graph) -> Tensor:
+    """The optional input: an initializer of the same name makes -1 its default."""
+    value = ir.Value(
+        name=TARGET,
+        type=ir.TensorType(ir.DataType.INT64),
+        shape=ir.Shape(["targets"]),
+        const_value=ir.tensor(np.array([-1], np.int64), name=TARGET),
+    )
+    graph.inputs.append(value)
+    graph.register_initializer(value)
+    return Tensor(value, (1,), ir.DataType.INT64)
+
+
+def _one_hot(b: Builder, logits: Tensor, target: Tensor) -> Tensor:
+    """1 at each image's class, the argmax where the target is negative; [batch, classes]."""
+    batch, classes = logits.shape
+    assert isinstance(classes, int)
+    best = b.op("ArgMax", [logits], (batch,), ir.DataType.INT64, axis=1, keepdims=0)
+    chosen = b.where(b.compare("Less", target, 0), best, target)
+    indices = b.constant(np.arange(classes, dtype=np.int64))
+    return b.cast(b.compare("Equal", b.unsqueeze(chosen, 1), indices), logits.dtype)
+
+
+def _emit(b: Builder, name: str, tensor: Tensor) -> None:
+    """Makes a tensor an output of the graph under `name`."""
+    value = tensor.value
+    if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
+        tensor = b.op("Identity", [tensor], tensor.shape)
+    b.rename(tensor, name)
+    b.graph.outputs.append(tensor.value)

@@ -1,0 +1,102 @@
+"""Sums, means and maxima over axes, and the normalisations built on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from onnxplain.graphs.builder import Tensor
+from onnxplain.graphs.gradient.table import (
+    Grads,
+    Results,
+    first,
+    rule,
+)
+from onnxplain.graphs.walk import Step
+
+__all__: list[str] = []  # imported for its entries
+
+
+@rule("Softmax")  # y * (g - sum(g * y))
+def _(s: Step, g: Grads) -> Results:
+    b, axis = s.b, s.integer("axis", -1) % s.y.rank
+    dots = s.dots if axis == s.y.rank - 1 else None
+    if dots is None:
+        dots = b.sum(b.mul(first(g), s.y), [axis])
+    return (b.mul(s.y, b.sub(first(g), dots)),)
+
+
+@rule("LogSoftmax")  # g - softmax * sum(g)
+def _(s: Step, g: Grads) -> Results:
+    b = s.b
+    return (b.sub(first(g), b.mul(b.unary("Exp", s.y), b.sum(first(g), [s.integer("axis", -1)]))),)
+
+
+@rule("LayerNormalization")  # z = (x - mean) * r; r * (gw - mean(gw) - z * mean(gw * z))
+def _(s: Step, g: Grads) -> Results:
+    b, x = s.b, s.input(0)
+    axes = list(range(s.integer("axis", -1) % x.rank, x.rank))
+    if any(s.wants[1:]):
+        raise s.refuse("its scale or bias depends on the attention")
+    shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
+    if x.dtype.name == "FLOAT":
+        mean, inverse = s.output(1, shape), s.output(2, shape)
+        centred = b.sub(x, mean)
+    else:  # the operator's own statistics are always float32
+        centred = b.sub(x, b.mean(x, axes))
+        variance = b.add(b.mean(b.mul(centred, centred), axes), s.real("epsilon", 1e-5))
+        inverse = b.unary("Reciprocal", b.unary("Sqrt", variance))
+    z = b.mul(centred, inverse)
+    gw = b.mul(first(g), s.input(1))
+    inner = b.sub(b.sub(gw, b.mean(gw, axes)), b.mul(z, b.mean(b.mul(gw, z), axes)))
+    return (b.mul(inner, inverse),)
+
+
+@rule("BatchNormalization")  # inference: x * scale / sqrt(variance + epsilon), per channel
+def _(s: Step, g: Grads) -> Results:
+    b, x = s.b, s.input(0)
+    if s.integer("training_mode", 0) or any(s.wants[1:]):
+        raise s.refuse("it is in training mode or its parameters depend on the attention")
+    deviation = b.unary("Sqrt", b.add(s.input(4), s.real("epsilon", 1e-5)))
+    factor = b.div(s.input(1), deviation)
+    return (b.mul(first(g), b.reshape(factor, (x.shape[1], *(1,) * (x.rank - 2)))),)
+
+
+def spread(s: Step, x: Tensor) -> Tensor:
+    """A reduced tensor with the reduced axes back, of size 1."""
+    if s.integer("keepdims", 1):
+        return x
+    for axis in s.axes():
+        x = s.b.unsqueeze(x, axis)
+    return x
+
+
+@rule("ReduceSum", "ReduceMean")
+def _(s: Step, g: Grads) -> Results:
+    x, share = s.input(0), spread(s, first(g))
+    if s.node.op_type == "ReduceMean":
+        share = s.b.div(share, number(s, s.axes()))
+    return (s.b.expand(share, x.shape, x.value),)
+
+
+@rule("ReduceMax")  # ties share the gradient evenly
+def _(s: Step, g: Grads) -> Results:
+    b, x = s.b, s.input(0)
+    chosen = b.cast(b.compare("Equal", x, spread(s, s.y)), x.dtype)
+    share = b.div(spread(s, first(g)), b.sum(chosen, s.axes()))
+    return (b.mul(chosen, share),)
+
+
+@rule("GlobalAveragePool")
+def _(s: Step, g: Grads) -> Results:
+    x = s.input(0)
+    share = s.b.div(first(g), number(s, range(2, x.rank)))
+    return (s.b.expand(share, x.shape, x.value),)
+
+
+def number(s: Step, axes: Sequence[int]) -> int:
+    """How many elements are reduced to one."""
+    sizes = [s.input(0).shape[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        raise s.refuse("it averages over the batch")
+    return math.prod(int(size) for size in sizes if isinstance(size, int))

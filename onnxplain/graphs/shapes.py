@@ -1,0 +1,202 @@
+"""What is known of every value of a graph before it runs: element type, shape, constant value.
+
+Files come from many exporters: some record no shapes, some freeze them, some compute the targets of
+Reshape and Expand with chains of Shape, Gather and Concat. So nothing recorded is believed. The
+image input is bound to two batch sizes in turn, every node's output shapes are inferred from
+concrete input shapes, and integer chains are computed. A size that differs between the two is a
+multiple of the batch; everything else is static.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx.reference
+import onnx_ir as ir
+
+from onnxplain.errors import ModelError, UnsupportedModelError
+
+__all__ = ["Batch", "Dim", "Facts", "Shape", "infer"]
+
+PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
+FOLDED = 4096  # integer values up to this many elements are computed; weights are not
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A size that is `factor` times the batch size."""
+
+    factor: int = 1
+
+
+Dim = int | Batch
+Shape = tuple[Dim, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Shape, element type and, where it does not depend on the input, value of one value."""
+
+    shape: Shape
+    dtype: ir.DataType
+    constant: np.ndarray | None = None
+
+
+def infer(model: ir.Model, image: ir.Value) -> dict[ir.Value, Facts]:
+    """Facts of every value of the main graph.
+
+    Args:
+        model: Model with plain operators and no subgraphs.
+        image: The image input. A batch size frozen in the file stays static.
+
+    Raises:
+        ModelError: A node contradicts its operator's definition.
+        UnsupportedModelError: A shape depends on more than the batch size.
+    """
+    batch = image.shape[0] if image.shape is not None else None
+    probes = (batch,) if isinstance(batch, int) else PROBES
+    runs = [_propagate(model, image, probe) for probe in probes]
+    return {value: _merge(value, [run[value] for run in runs], probes) for value in runs[0]}
+
+
+def _merge(value: ir.Value, found: list[Facts], probes: tuple[int, ...]) -> Facts:
+    first, last = found[0], found[-1]
+    if len(first.shape) != len(last.shape):
+        raise UnsupportedModelError(f"the rank of {value.name} changes with the batch size")
+    shape: list[Dim] = []
+    for one, other in zip(first.shape, last.shape, strict=True):
+        assert isinstance(one, int) and isinstance(other, int)
+        if one == other:
+            shape.append(one)
+            continue
+        factor = one // probes[0]
+        if (factor * probes[0], factor * probes[-1]) != (one, other):
+            raise UnsupportedModelError(
+                f"{value.name} has size {one} for batch {probes[0]} and {other} for batch "
+                f"{probes[-1]}; expected a multiple of the batch"
+            )
+        shape.append(Batch(factor))
+    constant = first.constant
+    if constant is not None and len(found) > 1:
+        other_constant = last.constant
+        same = other_constant is not None and np.array_equal(constant, other_constant)
+        constant = constant if same else None
+    return Facts(tuple(shape), first.dtype, constant)
+
+
+def _propagate(model: ir.Model, image: ir.Value, batch: int) -> dict[ir.Value, Facts]:
+    """Facts of every value with the batch bound to one number, so that all sizes are numbers."""
+    facts: dict[ir.Value, Facts] = {}
+    for value in model.graph.inputs:
+        dims = list(value.shape or ())
+        if value is image or (dims and not isinstance(dims[0], int)):
+            dims[0] = batch
+        if value.dtype is None or not all(isinstance(d, int) for d in dims):
+            raise UnsupportedModelError(
+                f"input {value.name} has shape {value.shape}; expected fixed sizes after the batch"
+            )
+        facts[value] = Facts(tuple(d for d in dims if isinstance(d, int)), value.dtype)
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:
+            facts[value] = _of_tensor(value.const_value)
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
+    for node in model.graph:
+        _visit(node, facts, opsets, model.opset_imports)
+    return facts
+
+
+def _of_tensor(tensor: ir.TensorProtocol) -> Facts:
+    shape = tuple(tensor.shape.numpy())
+    small = int(np.prod(shape, dtype=np.int64)) <= FOLDED
+    return Facts(shape, tensor.dtype, tensor.numpy() if small else None)
+
+
+def _visit(
+    node: ir.Node,
+    facts: dict[ir.Value, Facts],
+    opsets: list[onnx.OperatorSetIdProto],
+    versions: dict[str, int],
+) -> None:
+    if node.op_type == "Constant" and node.domain == "":
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        if tensor is None:
+            raise UnsupportedModelError(f"node {node.name}: a Constant that is not a tensor")
+        facts[node.outputs[0]] = _of_tensor(tensor)
+        return
+    inputs = {v.name or "": facts[v] for v in node.inputs if v is not None and v in facts}
+    if node.op_type == "Shape" and node.domain == "":
+        assert node.inputs[0] is not None
+        rank = len(facts[node.inputs[0]].shape)
+        start, end = (node.attributes.get(name) for name in ("start", "end"))
+        dims = facts[node.inputs[0]].shape[
+            slice(start.as_int() if start else 0, end.as_int() if end else rank)
+        ]
+        array = np.array(dims, np.int64)
+        facts[node.outputs[0]] = Facts(array.shape, ir.DataType.INT64, array)
+        return
+    proto = ir.to_proto(node)
+    constant = all(fact.constant is not None for fact in inputs.values())
+    types = _infer_types(node, proto, inputs, opsets, versions)
+    if constant and _is_small(types):
+        arrays = {name: fact.constant for name, fact in inputs.items()}
+        results = onnx.reference.ReferenceEvaluator(proto, opsets=dict(versions)).run(None, arrays)
+        for value, array in zip(node.outputs, results, strict=True):
+            array = np.asarray(array)
+            facts[value] = Facts(array.shape, ir.DataType.from_numpy(array.dtype), array)
+        return
+    for value in node.outputs:
+        kind = types.get(value.name or "")
+        if kind is None:
+            continue
+        dims = kind.tensor_type.shape.dim
+        if not kind.tensor_type.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+            raise UnsupportedModelError(
+                f"the shape of {value.name} ({node.op_type}) depends on more than the batch size"
+            )
+        dtype = ir.DataType(kind.tensor_type.elem_type)
+        facts[value] = Facts(tuple(d.dim_value for d in dims), dtype)
+
+
+def _sizes(shape: Shape) -> list[int]:
+    return [d for d in shape if isinstance(d, int)]
+
+
+def _is_small(types: dict[str, onnx.TypeProto]) -> bool:
+    return all(
+        np.prod([d.dim_value for d in t.tensor_type.shape.dim], dtype=np.int64) <= FOLDED
+        for t in types.values()
+    )
+
+
+def _infer_types(
+    node: ir.Node,
+    proto: onnx.NodeProto,
+    inputs: dict[str, Facts],
+    opsets: list[onnx.OperatorSetIdProto],
+    versions: dict[str, int],
+) -> dict[str, onnx.TypeProto]:
+    types = {
+        name: onnx.helper.make_tensor_type_proto(int(fact.dtype), _sizes(fact.shape))
+        for name, fact in inputs.items()
+    }
+    data = {
+        name: onnx.numpy_helper.from_array(fact.constant, name)
+        for name, fact in inputs.items()
+        if fact.constant is not None
+    }
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
+        return onnx.shape_inference.infer_node_outputs(
+            schema, proto, types, data, opset_imports=opsets
+        )
+    except onnx.defs.SchemaError:
+        raise UnsupportedModelError(
+            f"node {node.name} is {node.domain or 'ai.onnx'}.{node.op_type}, not a standard "
+            "operator; expected a model as its exporter wrote it, before any runtime optimised it"
+        ) from None
+    except (onnx.shape_inference.InferenceError, KeyError) as error:
+        raise ModelError(
+            f"node {node.name} ({node.op_type}) is not valid ONNX: {str(error).splitlines()[0]}"
+        ) from None
