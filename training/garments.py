@@ -34,8 +34,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
-from timm.models.vision_transformer import Attention, VisionTransformer
+from safetensors.torch import save
+from timm.layers.config import set_fused_attn
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -218,7 +219,7 @@ def write_model(path: Path, model: nn.Module, scores: Scores, run: dict[str, Any
         "labels": ", ".join(LABELS),
         "data": "Fashion-MNIST, MIT licence, (c) 2017 Zalando SE",
     }
-    save_file(weights, beside, metadata=metadata)
+    beside.write_bytes(save(weights, metadata=metadata))
     os.replace(beside, path)
     beside.write_text(json.dumps(about, indent=2) + "\n")
     os.replace(beside, path.with_suffix(".json"))
@@ -249,12 +250,10 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     evaluate = Evaluation(read_garments(options.data, "t10k"))
+    # On CPUs the backward pass of fused attention in bfloat16 takes longer than all the rest of a
+    # step together.
+    set_fused_attn(False)
     model = VisionTransformer(**ARCHITECTURE, drop_path_rate=0.05)
-    for module in model.modules():
-        if isinstance(module, Attention):
-            # On CPUs the backward pass of fused attention in bfloat16 takes longer than all the
-            # rest of a step together.
-            module.fused_attn = False
     patch_head = nn.Linear(model.embed_dim, len(LABELS) + 1)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(options.average))
     groups = parameter_groups(nn.ModuleList([model, patch_head]), options.weight_decay)
