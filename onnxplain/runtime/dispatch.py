@@ -58,6 +58,10 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
     """For each array argument of the method, the outputs that make it up."""
     needs = METHODS[method]
     span = {"all": contract.layers, "last": contract.layers[-1:], "none": ()}
+    if contract.readout is None and not needs.features:
+        raise ContractError(
+            f"the contract offers {method!r} without a readout; make the file again"
+        )
     groups = [
         [layer.attention for layer in span[needs.attention]],
         [layer.gradient for layer in span[needs.gradient]],
@@ -104,7 +108,7 @@ def compute(
     layout = {
         "prefix_tokens": len(contract.tokens.prefix),
         "grid": contract.tokens.grid,
-        "readout": contract.readout.ranges,
+        "readout": None if contract.readout is None else contract.readout.ranges,
     }
     function = _function(method)
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}

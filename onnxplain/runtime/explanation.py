@@ -142,7 +142,7 @@ class Explanation:
         if colormap not in COLORMAPS:
             raise InputError(f"unknown colormap {colormap!r}; one of {', '.join(COLORMAPS)}")
         ramp = np.arange(256, dtype=np.uint8)[:, None]
-        colors = np.array(cv2.applyColorMap(ramp, COLORMAPS[colormap])[:, 0, ::-1], np.uint8)
+        colors = np.array(cv2.applyColorMap(ramp, COLORMAPS[colormap])[..., ::-1], np.uint8)
         return [
             _blend(picture, heatmap, alpha, colors)
             for picture, heatmap in zip(self.pictures, self.heatmap, strict=True)
@@ -256,8 +256,8 @@ def _blend(
     colors: NDArray[np.uint8],
 ) -> NDArray[np.uint8]:
     rows, columns, seen = picture.geometry.project(heatmap)
-    out = picture.rgb.copy()
-    color = colors[np.rint(seen.clip(0, 1) * 255).astype(np.uint8)]
+    out = picture.rgb()
+    color = cv2.applyColorMap(np.rint(seen * 255).astype(np.uint8), colors)
     out[rows, columns] = cv2.addWeighted(out[rows, columns], 1 - alpha, color, alpha, 0)
     return out
 

@@ -103,7 +103,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         raise ImageError(f"{name}: 32-bit float pixels have no known range; convert to 8 bit")
     try:
         if image.mode == "RGB" and not image.has_transparency_data:
-            return image.copy()
+            return image
         if image.has_transparency_data or image.mode in ("La", "RGBa"):
             if image.mode == "La":
                 image = image.convert("LA")

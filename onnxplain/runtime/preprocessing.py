@@ -86,11 +86,15 @@ def _sample(values: Floats, at: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture as the user knows it: upright uint8 RGB [H, W, 3], and the name of its file."""
+    """A picture as the user knows it, upright and RGB, and the name of its file."""
 
-    rgb: NDArray[np.uint8]
+    image: Image.Image
     geometry: Geometry
     path: Path | None = None
+
+    def rgb(self) -> NDArray[np.uint8]:
+        """A new uint8 array [H, W, 3]; made on demand, since only overlays need it."""
+        return np.array(self.image)
 
 
 def preprocess(
@@ -210,12 +214,12 @@ def prepare_picture(image: Any, spec: ImageInput) -> Prepared:
     """One picture as `prepare` does it."""
     rgb, path = load_picture(image)
     pixels, geometry = preprocess(rgb, spec, name=str(path or "the picture"))
-    return pixels, Picture(rgb=np.asarray(rgb), geometry=geometry, path=path)
+    return pixels, Picture(image=rgb, geometry=geometry, path=path)
 
 
 def _prepared_pixels(pixels: NDArray[np.float32], spec: ImageInput) -> Prepared:
-    rgb = denormalise(pixels, spec)
-    return pixels, Picture(rgb=rgb, geometry=Geometry.identity(spec.size))
+    background = Image.fromarray(denormalise(pixels, spec))
+    return pixels, Picture(image=background, geometry=Geometry.identity(spec.size))
 
 
 def _checked(pixels: NDArray[Any], spec: ImageInput) -> NDArray[np.float32]:
