@@ -1,22 +1,32 @@
-"""The comparison picture: one row a class, one column a method. Pillow only; knows no model."""
+"""The comparison picture: one row for each class, one column for each method."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["Cell", "Column", "Row", "draw_panel", "stack_panels"]
+from onnxplain.contract import METHODS
+from onnxplain.errors import InputError
 
-UInt8Array = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    from onnxplain.runtime import Explanation
 
+__all__ = ["draw_panel", "peak", "probability", "save_picture", "stack_panels"]
+
+_CELL = 192
 _GAP = 8
 _TEXT = 15
 _SMALL = 12
 _LINE = 20
+_HEAD = _GAP + 2 * _LINE
+_NARROWEST = 150  # of a column, so that the methods' names fit over tall pictures
 _INK = (32, 32, 32)
 _FAINT = (120, 120, 120)
 _RED = (200, 30, 30)
@@ -24,93 +34,129 @@ _GREEN = (20, 140, 50)
 _PAPER = (255, 255, 255)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A column's heading, and a remark in smaller type below it."""
+def probability(explanation: Explanation) -> npt.NDArray[np.float64]:
+    """The softmax of each picture's logits at its target, float64 [B] in 0..1."""
+    logits = explanation.logits.astype(np.float64)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    chosen = shares[np.arange(len(shares)), explanation.target]
+    return np.asarray(chosen / shares.sum(axis=1))
 
-    name: str
-    remark: str = ""
 
+def peak(explanation: Explanation) -> tuple[int, int] | None:
+    """Where the map is largest on the original picture: (row, column) in pixels.
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Cell:
-    """One map as drawn.
+    Args:
+        explanation: of one picture.
 
-    Attributes:
-        picture: uint8 [height, width, 3], RGB: the overlay.
-        degenerate: the map is blank or constant; the cell is struck through and says so.
-        peak: where the map is largest, (y, x) as shares of height and width; drawn as a ring.
-        hit: whether the peak is where it should be: a green or a red ring.
+    Returns:
+        The place, or None where the map is degenerate and so points nowhere.
     """
-
-    picture: UInt8Array
-    degenerate: bool = False
-    peak: tuple[float, float] | None = None
-    hit: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
-    """A class, its probability (0..1) and its cells, one for each column."""
-
-    label: str
-    probability: float
-    cells: tuple[Cell, ...]
+    if explanation.degenerate[0]:
+        return None
+    rows, columns, seen = explanation.pictures[0].geometry.project(explanation.heatmap[0])
+    row, column = np.unravel_index(seen.argmax(), seen.shape)
+    return rows.start + int(row), columns.start + int(column)
 
 
 def draw_panel(
-    picture: UInt8Array,
-    columns: Sequence[Column],
-    rows: Sequence[Row],
+    explanations: Iterable[Explanation],
     *,
     title: str = "",
-    cell_size: int = 192,
+    hits: Mapping[str, Sequence[bool]] | None = None,
+    **overlay: Any,
 ) -> Image.Image:
-    """Draws the input and every map, one row a class.
+    """Draws one picture, and its maps for some classes by some methods.
 
     Args:
-        picture: uint8 [height, width, 3], RGB: the input, drawn first in every row.
-        columns: the headings of the maps, in the order of each row's cells.
-        rows: the classes.
+        explanations: one for each method, each of the same picture repeated, once for each class
+            and in the same order of classes. Only one is held at a time.
         title: one line on top; none where empty.
-        cell_size: the longer side of a drawn picture in pixels.
+        hits: for each method and class, whether the map is largest where it should be; a ring,
+            green or red, then marks where that is.
+        **overlay: `alpha` and `colormap` of `Explanation.overlay`.
 
     Returns:
-        An RGB picture.
+        An RGB picture. Degenerate maps are struck through and said to be blank.
 
     Raises:
-        ValueError: a row has more or fewer cells than there are columns.
+        ValueError: there is no explanation.
     """
-    height, width = picture.shape[:2]
-    scale = cell_size / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))  # Pillow's order
-    top = _GAP + (_LINE + _GAP if title else 0)
-    heading = 2 * _LINE if any(column.remark for column in columns) else _LINE
-    pitch = (max(size[0], 96) + _GAP, size[1] + _LINE + _GAP)
+    columns: list[Image.Image] = []
+    captions: list[str] = []
+    for explanation in explanations:
+        if not columns:
+            originals = [picture.image for picture in explanation.pictures]
+            columns.append(_column("input", "", originals)[0])
+            shares = probability(explanation)
+            captions = [
+                f"{label} {_percent(share)}"
+                for label, share in zip(explanation.labels, shares, strict=True)
+            ]
+        columns.append(_method_column(explanation, hits, overlay))
+    if not columns:
+        raise ValueError("no explanations to draw")
+    top = _LINE + _GAP if title else 0
     canvas = Image.new(
         "RGB",
-        (_GAP + pitch[0] * (1 + len(columns)), top + heading + pitch[1] * len(rows)),
+        (_GAP + sum(c.width + _GAP for c in columns), top + columns[0].height + _GAP),
         _PAPER,
     )
+    left = _GAP
+    for column in columns:
+        canvas.paste(column, (left, top))
+        left += column.width + _GAP
     draw = ImageDraw.Draw(canvas)
-    text_width = pitch[0] - _GAP
-    if title:
-        _write(draw, (_GAP, _GAP), title, canvas.width - 2 * _GAP, size=_TEXT)
-    for index, column in enumerate((Column(name="input"), *columns)):
-        left = _GAP + index * pitch[0]
-        _write(draw, (left, top), column.name, text_width, size=_TEXT)
-        _write(draw, (left, top + _LINE), column.remark, text_width, size=_SMALL, ink=_FAINT)
-    for number, row in enumerate(rows):
-        if len(row.cells) != len(columns):
-            raise ValueError(f"row {row.label!r}: {len(row.cells)} cells, {len(columns)} columns")
-        y = top + heading + number * pitch[1]
-        for index, cell in enumerate((Cell(picture=picture), *row.cells)):
-            x = _GAP + index * pitch[0]
-            canvas.paste(_fit(cell.picture, size), (x, y))
-            _annotate(draw, cell, (x, y), size)
-        caption = f"{row.label} {_percent(row.probability)}"
-        _write(draw, (_GAP, y + size[1] + 2), caption, canvas.width - 2 * _GAP, size=_TEXT)
+    room = canvas.width - 2 * _GAP
+    _write(draw, (_GAP, _GAP), title, room)
+    pitch = (columns[0].height - _HEAD) // len(captions)
+    for row, caption in enumerate(captions, start=1):
+        _write(draw, (_GAP, top + _HEAD + row * pitch - _LINE - _GAP + 3), caption, room)
     return canvas
+
+
+def _column(
+    name: str, remark: str, pictures: Sequence[Image.Image]
+) -> tuple[Image.Image, ImageDraw.ImageDraw, float]:
+    """Pictures below each other under a heading, with room for a caption under each.
+
+    Returns:
+        The column, what draws on it, and how much larger its pictures are than the originals.
+    """
+    width, height = pictures[0].size
+    scale = _CELL / max(width, height)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    pitch = size[1] + _LINE + _GAP
+    column = Image.new("RGB", (max(size[0], _NARROWEST), _HEAD + pitch * len(pictures)), _PAPER)
+    draw = ImageDraw.Draw(column)
+    _write(draw, (0, _GAP), name, column.width)
+    _write(draw, (0, _GAP + _LINE), remark, column.width, size=_SMALL, ink=_FAINT)
+    for row, picture in enumerate(pictures):
+        column.paste(picture.resize(size), (0, _HEAD + row * pitch))
+    return column, draw, scale
+
+
+def _method_column(
+    explanation: Explanation,
+    hits: Mapping[str, Sequence[bool]] | None,
+    overlay: Mapping[str, Any],
+) -> Image.Image:
+    method = explanation.method
+    needs = METHODS[method]
+    specific = needs.gradient != "none" or needs.features
+    remark = "" if specific else "same for every class"
+    column, draw, scale = _column(
+        method, remark, [Image.fromarray(array) for array in explanation.overlay(**overlay)]
+    )
+    pitch = (column.height - _HEAD) // len(explanation)
+    width, height = (round(side * scale) for side in explanation.pictures[0].image.size)
+    for row, one in enumerate(explanation):
+        top = _HEAD + row * pitch
+        if one.degenerate[0]:
+            _strike(draw, (0, top, width - 1, top + height - 1))
+        elif hits is not None and (place := peak(one)) is not None:
+            centre = (place[1] + 0.5) * scale, top + (place[0] + 0.5) * scale
+            _ring(draw, centre, _GREEN if hits[method][row] else _RED)
+    return column
 
 
 def stack_panels(panels: Sequence[Image.Image]) -> Image.Image:
@@ -127,12 +173,28 @@ def stack_panels(panels: Sequence[Image.Image]) -> Image.Image:
     return canvas
 
 
-def _percent(probability: float) -> str:
-    return f"{100 * probability:.1f} %" if probability >= 0.0005 else "< 0.1 %"
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Writes a picture beside its place and renames it into it, so that no half of one is left.
+
+    Raises:
+        InputError: the suffix is not that of a kind of picture that can be written.
+        OSError: the folder cannot be made or written, or the disk is full.
+    """
+    form = Image.registered_extensions().get(path.suffix.lower())
+    if form not in Image.SAVE:
+        raise InputError(f"{path}: not the name of a picture that can be written; try .png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        with open(beside, "xb") as file:
+            picture.save(file, form)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
-def _fit(picture: UInt8Array, size: tuple[int, int]) -> Image.Image:
-    return Image.fromarray(picture).resize(size, Image.Resampling.BICUBIC)
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
 
 
 def _write(
@@ -141,30 +203,30 @@ def _write(
     text: str,
     width: int,
     *,
-    size: int,
+    size: int = _TEXT,
     ink: tuple[int, int, int] = _INK,
 ) -> None:
     """Writes one line, cut with an ellipsis where it is longer than `width` pixels."""
     font = ImageFont.load_default(size)
-    line = text.replace("\n", " ")
-    while line and draw.textlength(line, font=font) > width:
-        line = line.removesuffix("...")[:-1].rstrip() + "..." if line != "..." else ""
+    line = " ".join(text.split())
+    kept = len(line)
+    while kept and draw.textlength(line, font=font) > width:
+        kept -= 1
+        line = line[:kept].rstrip(". ") + "..."
     draw.text(place, line, font=font, fill=ink)
 
 
-def _annotate(
-    draw: ImageDraw.ImageDraw, cell: Cell, place: tuple[int, int], size: tuple[int, int]
+def _strike(draw: ImageDraw.ImageDraw, box: tuple[int, int, int, int]) -> None:
+    left, top, right, bottom = box
+    draw.line((left, top, right, bottom - _LINE), fill=_RED, width=2)
+    draw.rectangle((left, bottom - _LINE, right, bottom), fill=_PAPER)
+    place = (left + 4, bottom - _LINE + 3)
+    _write(draw, place, "blank map", right - left - 4, size=_SMALL, ink=_RED)
+
+
+def _ring(
+    draw: ImageDraw.ImageDraw, centre: tuple[float, float], ink: tuple[int, int, int]
 ) -> None:
-    left, top = place
-    right, bottom = left + size[0] - 1, top + size[1] - 1
-    if cell.degenerate:
-        draw.line((left, top, right, bottom - _LINE), fill=_RED, width=2)
-        draw.rectangle((left, bottom - _LINE, right, bottom), fill=_PAPER)
-        _write(
-            draw, (left + 4, bottom - _LINE + 3), "blank map", size[0] - 4, size=_SMALL, ink=_RED
-        )
-    elif cell.peak is not None:
-        y, x = top + cell.peak[0] * size[1], left + cell.peak[1] * size[0]
-        ring = _INK if cell.hit is None else _GREEN if cell.hit else _RED
-        for radius, colour in ((9, _PAPER), (7, ring)):
-            draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=3)
+    x, y = centre
+    for radius, colour in ((9, _PAPER), (7, ink)):
+        draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=colour, width=3)

@@ -1,0 +1,429 @@
+"""The command line. Every command is a thin reading of its arguments round a public function.
+
+Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) loads when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+import onnxplain
+from onnxplain.errors import InputError, OnnxplainError
+
+if TYPE_CHECKING:
+    from onnxplain.graphs import Report
+    from onnxplain.runtime import Explanation
+
+__all__ = ["app", "main"]
+
+SOME_FAILED = 1
+UNUSABLE = 2
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
+
+class Commands(TyperGroup):
+    """The commands, with one way out: an error is one line on stderr and an exit status."""
+
+    def main(self, args: Any = None, *positional: Any, **options: Any) -> Any:
+        debug = "--debug" in (sys.argv[1:] if args is None else args)
+        options["standalone_mode"] = False
+        try:
+            status = super().main(args, *positional, **options)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            _complain(_one_line(error))
+            status = UNUSABLE
+        if status == INTERRUPTED:
+            _complain("interrupted")
+        sys.exit(status or 0)
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Explain ONNX vision transformers. PyTorch is needed to export one, never to explain it.",
+)
+
+
+def main() -> None:
+    """Entry point of the `onnxplain` command."""
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no failure
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    app()
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "onnxplain"
+        return f"{error.format_message()} ({command} --help tells more)"
+    if isinstance(error, OnnxplainError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+
+
+def _complain(message: str) -> None:
+    print("onnxplain:", " ".join(message.split()), file=sys.stderr)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"onnxplain {onnxplain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
+ModelOutput = Annotated[
+    Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")
+]
+Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
+Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
+Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
+Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
+Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+
+
+@app.command("export")
+def _export(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
+    output: ModelOutput,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
+    num_classes: Annotated[int | None, typer.Option(min=1, help="If not the default's.")] = None,
+    img_size: Annotated[
+        str | None, typer.Option(metavar="N|HxW", help="If not the default's: 224, 384x192.")
+    ] = None,
+    labels: Labels = None,
+    methods: Methods = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export a timm model to an explained ONNX file. Needs onnxplain[export]."""
+    options = _given(num_classes=num_classes, pretrained=pretrained or None)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
+        report = onnxplain.export(
+            name,
+            output,
+            checkpoint=checkpoint,
+            methods=_names(methods),
+            labels=labels,
+            image_size=None if img_size is None else _size(img_size),
+            verify=not no_verify,
+            **options,
+        )
+    _report(report, as_json)
+
+
+@app.command("instrument")
+def _instrument(
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
+    output: ModelOutput,
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Subtracted from pixels in 0..1.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Divides the rest.")] = None,
+    crop_pct: Annotated[
+        float | None, typer.Option(help="Crop's share of the resized side.")
+    ] = None,
+    interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
+    labels: Labels = None,
+    methods: Methods = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make an ONNX file explain itself, whoever exported it. Needs onnxplain[graphs]."""
+    preprocessing = _given(
+        mean=None if mean is None else _triple(mean, "--mean"),
+        std=None if std is None else _triple(std, "--std"),
+        crop_pct=crop_pct,
+        interpolation=interpolation,
+    )
+    report = onnxplain.instrument(
+        source, output, methods=_names(methods), labels=labels, preprocessing=preprocessing or None
+    )
+    _report(report, as_json)
+
+
+@app.command("explain")
+def _explain(
+    model: Model,
+    inputs: Annotated[
+        list[Path], typer.Argument(metavar="INPUTS...", help="Pictures and folders of pictures.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder; or a file, for one picture.")
+    ],
+    method: Annotated[str, typer.Option(help="auto: the best that the file has.")] = "auto",
+    target: Annotated[
+        str | None, typer.Option(help="Class, label or number. Default: each one's prediction.")
+    ] = None,
+    kind: Annotated[
+        Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
+    ] = "overlay",
+    device: Device = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures computed at once.")] = 8,
+    recursive: Annotated[bool, typer.Option("--recursive", help="Folders in folders too.")] = False,
+    head_fusion: Annotated[str | None, typer.Option(help="rollout: mean, max or min.")] = None,
+    discard_ratio: Annotated[
+        float | None, typer.Option(help="rollout: share of lowest attention left out.")
+    ] = None,
+    start_layer: Annotated[int | None, typer.Option(help="First layer that counts.")] = None,
+    alpha: Alpha = None,
+    colormap: Colormap = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain pictures: one map each."""
+    from onnxplain.inputs import find_pictures, place_results
+    from onnxplain.runtime import dispatch
+
+    explainer = onnxplain.Explainer(model, device=device)
+    method = dispatch.choose(method, explainer.contract)
+    options = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    pictures, failures = find_pictures(inputs, recursive=recursive)
+    places = place_results(pictures, output, method=method, kind=kind)
+    for message in failures.values():
+        _complain(message)
+    done: list[dict[str, Any]] = []
+    with _progress("explaining", len(places)) as step:
+
+        def fail(source: Path, error: OnnxplainError) -> None:
+            _complain(str(error))
+            failures[source] = str(error)
+            step()
+
+        for result in explainer.explain_many(
+            places, batch_size=batch_size, on_error=fail, method=method, target=target, **options
+        ):
+            source = result.pictures[0].path
+            assert source is not None  # every input is a file
+            result.save(places[source], kind, **_given(alpha=alpha, colormap=colormap))
+            done.append(
+                {"input": str(source), "output": str(places[source])}
+                | _summary(result)
+                | {"degenerate": bool(result.degenerate[0])}
+            )
+            step()
+    if as_json:
+        _print_json(
+            model=str(model),
+            device=explainer.device,
+            method=method,
+            kind=kind,
+            results=done,
+            failed=[{"input": str(path), "error": error} for path, error in failures.items()],
+        )
+    else:
+        for one in done:
+            note = " (blank map)" if one["degenerate"] else ""
+            share = f"{one['label']} {one['probability']:.1%}"
+            print(f"{one['input']}: {share}{note} -> {one['output']}")
+    raise typer.Exit(SOME_FAILED if failures else 0)
+
+
+@app.command("compare")
+def _compare(
+    model: Model,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="A picture.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The picture to write: panel.png.")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="So many likeliest classes, a row each.")] = 2,
+    target: Annotated[
+        list[str] | None, typer.Option(help="Class, label or number, instead; may be repeated.")
+    ] = None,
+    device: Device = "auto",
+    alpha: Alpha = None,
+    colormap: Colormap = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Draw every method for some classes of one picture, side by side."""
+    from onnxplain.panel import draw_panel, save_picture
+    from onnxplain.runtime.pictures import load_picture
+
+    if output.resolve() == image.resolve():
+        raise InputError(f"{output} is the input and would be overwritten; give another --output")
+    explainer = onnxplain.Explainer(model, device=device)
+    picture, _ = load_picture(image)
+    classes: list[Any] = list(target or ())
+    if not classes:
+        (logits,) = explainer.taps(picture, kinds=()).logits
+        classes = (-logits).argsort(kind="stable")[:top].tolist()
+    rows: list[dict[str, Any]] = []
+    with _progress("explaining", len(explainer.methods)) as step:
+
+        def explained() -> Iterator[Explanation]:
+            for method in explainer.methods:
+                result = explainer.explain([picture] * len(classes), method=method, target=classes)
+                rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
+                for row, degenerate in zip(rows, result.degenerate, strict=True):
+                    row["degenerate"] += [method] if degenerate else []
+                yield result
+                step()
+
+        title = f"{explainer.contract.source.name}: {image.name}"
+        panel = draw_panel(explained(), title=title, **_given(alpha=alpha, colormap=colormap))
+    save_picture(panel, output)
+    if as_json:
+        _print_json(
+            model=str(model),
+            device=explainer.device,
+            input=str(image),
+            output=str(output),
+            methods=list(explainer.methods),
+            classes=rows,
+        )
+    else:
+        for row in rows:
+            blank = f" (blank maps: {', '.join(row['degenerate'])})" if row["degenerate"] else ""
+            print(f"{image}: {row['label']} {row['probability']:.1%}{blank}")
+        print(f"-> {output}")
+
+
+@app.command("inspect")
+def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
+    """Print what an explained file says of itself."""
+    contract = onnxplain.Explainer(model, device="cpu").contract
+    if as_json:
+        print(json.dumps(json.loads(contract.to_json()), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from onnxplain.inspection import describe
+
+    table = Table(title=str(model), title_justify="left", show_header=False)
+    for name, value in describe(contract):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+@app.command("demo")
+def _demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder.")] = Path("demo-out"),
+    scenes: Annotated[int, typer.Option(min=1, help="Pictures of two garments.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Which pictures.")] = 0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain bundled pictures of two garments with the bundled model; downloads nothing."""
+    from onnxplain.demo.show import show
+
+    with _progress("explaining", scenes) as step:
+        shown = show(output, scenes=scenes, seed=seed, step=step)
+    if as_json:
+        _print_json(
+            device=shown.device,
+            asked=shown.asked,
+            hits=shown.hits,
+            pictures=[str(path) for path in shown.pictures],
+            combined=str(shown.combined),
+        )
+        return
+    print(f"{scenes} pictures of two garments, each garment asked for in turn.")
+    print("How often is a method's map largest on the garment that was asked for?")
+    for method, hits in shown.hits.items():
+        print(f"  {method:18} {hits:3} of {shown.asked}")
+    print(f"-> {shown.combined}, and one picture for each scene beside it")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others keep the defaults of the function they go to."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.lower().partition("x")
+    if not (height.isdecimal() and (width or height).isdecimal() and int(height)):
+        raise InputError(f"--img-size {text!r}: expected pixels, 224, or height x width, 384x192")
+    return int(height), int(width or height)
+
+
+def _triple(text: str, option: str) -> tuple[float, float, float]:
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"{option} {text!r}: expected three numbers, such as 0.5,0.5,0.5"
+        ) from None
+    return red, green, blue
+
+
+def _report(report: Report, as_json: bool) -> None:
+    size = sum(report.files.values())
+    if as_json:
+        _print_json(
+            path=str(report.path),
+            files=dict(report.files),
+            source_bytes=report.source_bytes,
+            opset=report.opset,
+            methods=list(report.methods),
+            verification=report.verification,
+        )
+        return
+    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
+    print(f"methods: {', '.join(report.methods)}")
+    for name, value in (report.verification or {}).items():
+        print(f"verified {name}: {value}")
+
+
+def _summary(one: Explanation) -> dict[str, Any]:
+    from onnxplain.panel import probability
+
+    return {
+        "target": int(one.target[0]),
+        "label": one.labels[0],
+        "probability": float(probability(one)[0]),
+    }
+
+
+def _print_json(**summary: Any) -> None:
+    print(json.dumps(summary, indent=2))
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)

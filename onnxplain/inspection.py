@@ -1,0 +1,89 @@
+"""A contract in words, for a person to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnxplain.contract import Contract, Readout
+
+__all__ = ["describe"]
+
+_SHOWN_LABELS = 5
+
+
+def describe(contract: Contract) -> Iterator[tuple[str, str]]:
+    """Pairs of a heading and what the contract says under it, in reading order."""
+    source, image, tokens = contract.source, contract.input, contract.tokens
+    yield "model", f"{source.name} ({source.framework})"
+    if source.weights_sha256:
+        yield "weights", f"sha256 {source.weights_sha256}"
+    if source.versions:
+        yield "made with", ", ".join(f"{name} {v}" for name, v in source.versions.items())
+    batch = "any batch" if image.batch is None else f"batch {image.batch}"
+    height, width = image.size
+    yield "input", f"{image.name}: {image.layout}, {height} x {width} (height x width), {batch}"
+    yield (
+        "pictures",
+        f"resized {image.interpolation}, crop {image.crop_mode} {image.crop_pct:g}, "
+        f"{image.color_order}, mean {_numbers(image.mean)}, std {_numbers(image.std)}",
+    )
+    rows, columns = tokens.grid
+    prefix = ", ".join(tokens.prefix) or "no prefix tokens"
+    yield "tokens", f"{tokens.count}: {prefix}; then {rows} x {columns} patches, row by row"
+    yield "readout", _readout(contract.readout)
+    heads = sorted({layer.heads for layer in contract.layers})
+    yield (
+        "attention",
+        f"{len(contract.layers)} layers of {' or '.join(map(str, heads))} heads, "
+        f"{', '.join(sorted({layer.kind for layer in contract.layers}))}",
+    )
+    yield "classes", f"{contract.classes}{_labels(contract)}"
+    yield "logits", contract.logits
+    yield "target", contract.target or "none: no output depends on the class"
+    for method, outputs in contract.methods.items():
+        yield f"method {method}", _outputs(outputs)
+    for kind, file in (contract.graphs or {}).items():
+        yield f"graph {kind}", file
+    if contract.verification is None:
+        yield "verified", "no"
+    for name, value in (contract.verification or {}).items():
+        yield f"verified {name}", str(value)
+
+
+def _readout(readout: Readout | None) -> str:
+    if readout is None:
+        return "none: no token stands for the head"
+    spans = (
+        str(start) if stop == start + 1 else f"{start}..{stop - 1}"
+        for start, stop in readout.ranges
+    )
+    return f"{readout.kind}: the mean of tokens {', '.join(spans)}"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)
+
+
+def _labels(contract: Contract) -> str:
+    if contract.labels is None:
+        return ", without labels"
+    more = contract.classes - _SHOWN_LABELS
+    shown = ", ".join(contract.labels[:_SHOWN_LABELS])
+    return f": {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _outputs(names: tuple[str, ...]) -> str:
+    """The names, those that differ by a layer's number alone put together: attention.0..11."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        stem, _, number = name.rpartition(".")
+        if stem and number.isdecimal():
+            groups.setdefault(stem, []).append(number)
+        else:
+            groups[name] = []
+    return ", ".join(
+        stem
+        if not numbers
+        else f"{stem}.{numbers[0]}" + (f"..{numbers[-1]}" if len(numbers) > 1 else "")
+        for stem, numbers in groups.items()
+    )
