@@ -150,8 +150,8 @@ class Explainer:
     ) -> Iterator[Explanation]:
         """Explains a stream of pictures, one result per picture, in order.
 
-        Pictures are decoded in threads while the model runs; at most three batches are in memory,
-        however long the stream.
+        Pictures are decoded in threads while the model runs. However long the stream, no more than
+        two batches and a picture per thread are in memory.
 
         Args:
             paths: Pictures as in `explain`, one by one; may be an endless iterator.
@@ -190,13 +190,14 @@ class Explainer:
     ) -> Iterator[Explanation]:
         def run(batch: list[Prepared]) -> Iterator[Explanation]:
             if batch:
-                yield from self._explain(batch, np.full(len(batch), index), method, options)
+                classes = np.full(len(batch), index, np.int64)
+                yield from self._explain(batch, classes, method, options)
 
         def decode(source: Any) -> Prepared:
             return prepare_picture(source, self.contract.input)
 
         batch: list[Prepared] = []
-        for source, outcome in ahead(sources, decode, workers=workers, count=2 * batch_size):
+        for source, outcome in ahead(sources, decode, workers=workers, count=batch_size + workers):
             if not isinstance(outcome, OnnxplainError):
                 batch.append(outcome)
             elif on_error == "raise":

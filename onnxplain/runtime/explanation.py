@@ -161,8 +161,8 @@ class Explanation:
                 number where two pictures of the batch have the same name: `cat.rollout.png`,
                 `cat-2.rollout.png`.
             kind: "overlay", the picture with the map; "heatmap", 8-bit grey at the model's input
-                size; "npy", the raw grid; "npz", grid, heatmap, logits, target, label, method and
-                degenerate.
+                size; "npy", the raw grid, [h, w] of one picture or [B, h, w]; "npz", grid,
+                heatmap, logits, target, labels, degenerate and method, all with the batch axis.
             **overlay: `alpha` and `colormap` of `overlay`.
 
         Returns:
@@ -170,53 +170,54 @@ class Explanation:
 
         Raises:
             InputError: The kind is unknown, does not fit the file's suffix, or one picture file is
-                asked for several pictures.
+                asked for several pictures, or the file is one of the pictures themselves.
         """
         if kind not in _SUFFIX:
             raise InputError(f"unknown kind {kind!r}; one of {', '.join(_SUFFIX)}")
         path = Path(folder_or_file)
-        known = {suffix for suffixes in _FILES.values() for suffix in suffixes}
-        if path.suffix.lower() not in known or path.is_dir():
+        suffix = path.suffix.lower()
+        if path.is_dir() or suffix not in {*Image.registered_extensions(), ".npy", ".npz"}:
             path.mkdir(parents=True, exist_ok=True)
-            names = [f"{stem}.{self.method}{_SUFFIX[kind]}" for stem in _stems(self.pictures)]
-            targets = [path / name for name in names]
-        elif path.suffix.lower() not in _FILES[kind]:
-            raise InputError(f"{path}: kind {kind!r} needs a name ending in {_FILES[kind][0]}")
-        elif len(self) > 1 and kind in ("overlay", "heatmap"):
+            names = (f"{stem}.{self.method}{_SUFFIX[kind]}" for stem in _stems(self.pictures))
+            return [
+                one._save_as(path / name, kind, overlay)
+                for one, name in zip(self, names, strict=True)
+            ]
+        if suffix not in _FILES[kind]:
+            raise InputError(f"{path}: kind {kind!r} is written as {', '.join(_FILES[kind])}")
+        if len(self) > 1 and kind in ("overlay", "heatmap"):
             raise InputError(f"{path}: one file for {len(self)} pictures; give a folder")
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, self._writer(kind, path.suffix, slice(None), overlay))
-            return [path]
-        for i, target in enumerate(targets):
-            _write(target, self._writer(kind, target.suffix, slice(i, i + 1), overlay))
-        return targets
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return [self._save_as(path, kind, overlay)]
 
-    def _writer(
-        self, kind: str, suffix: str, part: slice, overlay: dict[str, Any]
-    ) -> Callable[[BinaryIO], None]:
-        single = part.stop is not None
+    def _save_as(self, path: Path, kind: str, overlay: dict[str, Any]) -> Path:
+        for picture in self.pictures:
+            if picture.path is not None and path.exists() and picture.path.exists():
+                if path.samefile(picture.path):
+                    raise InputError(f"{path}: is the picture itself; write somewhere else")
         if kind == "npy":
-            grid = self.grid[part][0] if single else self.grid
-            return lambda file: np.save(file, grid)
-        if kind == "npz":
+            grid = self.grid[0] if len(self) == 1 else self.grid
+            _write(path, lambda file: np.save(file, grid))
+        elif kind == "npz":
             arrays: dict[str, Any] = {
-                "grid": self.grid[part],
-                "heatmap": self.heatmap[part],
-                "logits": self.logits[part],
-                "target": self.target[part],
-                "labels": np.array(self.labels[part]),
-                "degenerate": self.degenerate[part],
+                "grid": self.grid,
+                "heatmap": self.heatmap,
+                "logits": self.logits,
+                "target": self.target,
+                "labels": np.array(self.labels),
+                "degenerate": self.degenerate,
                 "method": np.array(self.method),
             }
-            return lambda file: np.savez_compressed(file, **arrays)
-        one = self[part.start or 0]
-        if kind == "heatmap":
-            image = Image.fromarray(np.rint(one.heatmap[0] * 255).astype(np.uint8))
+            _write(path, lambda file: np.savez_compressed(file, **arrays))
         else:
-            image = Image.fromarray(one.overlay(**overlay)[0])
-        form = Image.registered_extensions()[suffix.lower()]
-        return lambda file: image.save(file, form, quality=95)
+            pixels = self.overlay(**overlay)[0] if kind == "overlay" else self._grey()
+            form = Image.registered_extensions()[path.suffix.lower()]
+            image = Image.fromarray(pixels)
+            _write(path, lambda file: image.save(file, form, quality=95))
+        return path
+
+    def _grey(self) -> NDArray[np.uint8]:
+        return np.rint(self.heatmap[0] * 255).astype(np.uint8)
 
     def _thumbnails(self) -> list[Image.Image]:
         images = [Image.fromarray(array) for array in self.overlay()]
@@ -256,7 +257,7 @@ def _blend(
     colors: NDArray[np.uint8],
 ) -> NDArray[np.uint8]:
     rows, columns, seen = picture.geometry.project(heatmap)
-    out = picture.rgb()
+    out = picture.rgb
     color = cv2.applyColorMap(np.rint(seen * 255).astype(np.uint8), colors)
     out[rows, columns] = cv2.addWeighted(out[rows, columns], 1 - alpha, color, alpha, 0)
     return out

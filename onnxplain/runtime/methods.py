@@ -215,6 +215,7 @@ def gradcam(
         f, g = (x.reshape(*x.shape[:2], -1).swapaxes(1, 2) for x in (f, g))
     if f.ndim not in (2, 3):
         raise InputError(f"features have shape {f.shape}, expected [B, N, D] or [B, C, h, w]")
+    _patches(f.shape[-2], prefix_tokens)
     weights = g[..., prefix_tokens:, :].mean(axis=-2)
     fused = np.maximum((f @ weights[..., None])[..., 0], 0)
     return _to_grid(fused, prefix_tokens, grid)
@@ -271,8 +272,7 @@ def _down_to(start_layer: Any, layers: int) -> range:
 def _readout_row(readout: Readout, prefix_tokens: int, layer: Array) -> Array:
     """Weight of each token in what the head reads, [1, N]."""
     tokens = layer.shape[-1]
-    if not 0 <= prefix_tokens < tokens:
-        raise InputError(f"prefix_tokens is {prefix_tokens} of {tokens} tokens")
+    _patches(tokens, prefix_tokens)
     if readout is None:
         readout = ((0, 1),) if prefix_tokens else ((0, tokens),)
     given = np.asarray(readout)
@@ -333,11 +333,15 @@ def _accumulate(row: Array, pairs: Iterable[tuple[Array, Array]]) -> Array:
     return row[..., 0, :]
 
 
+def _patches(tokens: int, prefix_tokens: int) -> int:
+    if not 0 <= prefix_tokens < tokens:
+        raise InputError(f"prefix_tokens is {prefix_tokens} of {tokens} tokens")
+    return tokens - prefix_tokens
+
+
 def _to_grid(tokens: Array, prefix_tokens: int, grid: Grid) -> Array:
     """The patch part of [..., N] token values as [..., h, w]."""
-    patches = tokens.shape[-1] - prefix_tokens
-    if prefix_tokens < 0 or patches < 1:
-        raise InputError(f"prefix_tokens is {prefix_tokens} of {tokens.shape[-1]} tokens")
+    patches = _patches(tokens.shape[-1], prefix_tokens)
     if grid is None:
         side = math.isqrt(patches)
         if side * side != patches:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,23 +58,28 @@ def load_picture(source: Any) -> tuple[Image.Image, Path | None]:
 
 def _open(path: Path) -> Image.Image:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                raise ImageError(f"{path}: the file is empty")
+            with _identify(file, path) as image:
+                return _upright_rgb(image, str(path))
+    except ImageError:
+        raise
     except IsADirectoryError:
         raise ImageError(f"{path}: a folder, not a picture") from None
     except FileNotFoundError:
         raise ImageError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         raise ImageError(f"{path}: cannot be read ({_first_line(error)})") from None
-    if not data:
-        raise ImageError(f"{path}: the file is empty")
+
+
+def _identify(file: BinaryIO, path: Path) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data))
+        return Image.open(file)
     except Image.DecompressionBombError as error:
         raise ImageError(f"{path}: too large ({_first_line(error)})") from None
-    except Exception:
+    except Exception:  # plugins raise whatever a damaged header leads them to
         raise ImageError(f"{path}: not a picture, or of a kind that Pillow cannot read") from None
-    with image:
-        return _upright_rgb(image, str(path))
 
 
 def _upright_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -92,6 +92,7 @@ class Picture:
     geometry: Geometry
     path: Path | None = None
 
+    @property
     def rgb(self) -> NDArray[np.uint8]:
         """A new uint8 array [H, W, 3]; made on demand, since only overlays need it."""
         return np.array(self.image)
