@@ -245,9 +245,11 @@ def _wrap(
         result = Cotangent(result)
     if place is None or axis is None:
         return result
-    if result.range is not None:  # one range at a time
-        result = Cotangent(dense(b, result))
-    return replace(result, range=Range(axis, place.start, place.stop, place.total))
+    outer = Range(axis, place.start, place.stop, place.total)
+    if result.range is None:
+        return replace(result, range=outer)
+    # One range at a time: keep that of the selection, which its siblings will complete.
+    return Cotangent(dense(b, Cotangent(result.tensor, outer)), result.range)
 
 
 def _total(b: Builder, cotangents: Sequence[Cotangent]) -> Cotangent | None:

@@ -32,7 +32,7 @@ def _(s: Step, g: Grads) -> Results:
     return (b.sub(first(g), b.mul(b.unary("Exp", s.y), b.sum(first(g), [s.integer("axis", -1)]))),)
 
 
-@rule("LayerNormalization")  # z = (x - mean) * r; r * (gw - mean(gw) - z * mean(gw * z))
+@rule("LayerNormalization")  # r (gw - mean(gw)) - c r^3 mean(gw c), c = x - mean, r = 1 / deviation
 def _(s: Step, g: Grads) -> Results:
     b, x = s.b, s.input(0)
     axes = list(range(s.integer("axis", -1) % x.rank, x.rank))
@@ -40,16 +40,15 @@ def _(s: Step, g: Grads) -> Results:
         raise s.refuse("its scale or bias depends on the attention")
     shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
     if x.dtype.name == "FLOAT":
-        mean, inverse = s.output(1, shape), s.output(2, shape)
-        centred = b.sub(x, mean)
+        mean, r = s.output(1, shape), s.output(2, shape)
+        c = b.sub(x, mean)
     else:  # the operator's own statistics are always float32
-        centred = b.sub(x, b.mean(x, axes))
-        variance = b.add(b.mean(b.mul(centred, centred), axes), s.real("epsilon", 1e-5))
-        inverse = b.unary("Reciprocal", b.unary("Sqrt", variance))
-    z = b.mul(centred, inverse)
+        c = b.sub(x, b.mean(x, axes))
+        variance = b.add(b.mean(b.mul(c, c), axes), s.real("epsilon", 1e-5))
+        r = b.unary("Reciprocal", b.unary("Sqrt", variance))
     gw = b.mul(first(g), s.input(1))
-    inner = b.sub(b.sub(gw, b.mean(gw, axes)), b.mul(z, b.mean(b.mul(gw, z), axes)))
-    return (b.mul(inner, inverse),)
+    tilt = b.mul(b.mul(r, b.mul(r, r)), b.mean(b.mul(gw, c), axes))
+    return (b.sub(b.mul(b.sub(gw, b.mean(gw, axes)), r), b.mul(c, tilt)),)
 
 
 @rule("BatchNormalization")  # inference: x * scale / sqrt(variance + epsilon), per channel
