@@ -322,6 +322,8 @@ def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     from onnxplain.inspection import describe
 
     table = Table(title=str(model), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in describe(contract):
         table.add_row(name, value)
     Console().print(table)
@@ -383,6 +385,8 @@ def _triple(text: str, option: str) -> tuple[float, float, float]:
 
 
 def _report(report: Report, as_json: bool) -> None:
+    from onnxplain.inspection import describe_verification
+
     size = sum(report.files.values())
     if as_json:
         _print_json(
@@ -396,8 +400,7 @@ def _report(report: Report, as_json: bool) -> None:
         return
     print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
     print(f"methods: {', '.join(report.methods)}")
-    for name, value in (report.verification or {}).items():
-        print(f"verified {name}: {value}")
+    print(f"verified: {describe_verification(report.verification)}")
 
 
 def _summary(one: Explanation) -> dict[str, Any]:
