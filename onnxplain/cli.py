@@ -26,7 +26,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
     add_completion=False,
     help="Explain ONNX vision transformers. PyTorch is needed to export one, never to explain it.",
 )
@@ -69,9 +68,12 @@ def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[int | None, typer.Option(min=1, help="If not the default's.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
+    ] = None,
     img_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="If not the default's: 224, 384x192.")
+        str | None,
+        typer.Option(metavar="N|HxW", help="Input size, 224 or 384x192 (height x width)."),
     ] = None,
     labels: Labels = None,
     methods: Methods = None,
@@ -82,7 +84,7 @@ def _export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Export a timm model to an explained ONNX file. Needs onnxplain[export]."""
+    """Export a timm model to an explained ONNX file. Needs the extra `export`."""
     options = _given(num_classes=num_classes, pretrained=pretrained or None)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
         report = onnxplain.export(
@@ -115,7 +117,7 @@ def _instrument(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make an ONNX file explain itself, whoever exported it. Needs onnxplain[graphs]."""
+    """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
     preprocessing = _given(
         mean=None if mean is None else _triple(mean, "--mean"),
         std=None if std is None else _triple(std, "--std"),
@@ -132,7 +134,7 @@ def _instrument(
 def _explain(
     model: Model,
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUTS...", help="Pictures and folders of pictures.")
+        list[Path], typer.Argument(metavar="INPUTS", help="Pictures and folders of pictures.")
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder; or a file, for one picture.")

@@ -171,7 +171,9 @@ def test_method_that_this_file_does_not_serve(toy_file: ToyFile, cat: Path, tmp_
     assert "method 'gradcam' is not in this file; it has rollout" in line
 
 
-@pytest.mark.parametrize("arguments", [["explain"], ["bogus"], ["compare", "x.onnx", "y.png"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["explain"], ["bogus"], ["compare", "x.onnx", "y.png"]], ids=str
+)
 def test_wrong_usage_is_one_line(arguments: list[str]) -> None:
     assert "--help" in complaint(*arguments)
 
