@@ -142,8 +142,10 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
 
 
 def _open(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that `target` has a default, which is meant
     try:
-        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no public base class
         raise ModelError(f"onnxruntime cannot open {path.name}: {one_line(error)}") from error
 
