@@ -26,7 +26,7 @@ SINGLE = ("features", "features_gradient", "input_gradient")
 """Those that are one array; the others have one per layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Taps:
     """Raw outputs of an explained model. What the file lacks or was not asked for is None.
 
@@ -49,3 +49,7 @@ class Taps:
     features: Array | None = None
     features_gradient: Array | None = None
     input_gradient: Array | None = None
+
+    def __repr__(self) -> str:
+        held = ", ".join(kind for kind in KINDS if getattr(self, kind) is not None)
+        return f"Taps(logits={self.logits.shape}, target={self.target.tolist()}, with {held or 'no taps'})"
