@@ -362,4 +362,4 @@ def test_results_print_on_one_line(explainer: ox.Explainer) -> None:
         "Explanation(method='gradcam', labels=('Egyptian cat',), grid=(1, 2, 2))"
     )
     taps = explainer.taps(PIXELS, target=1, kinds=["features"])
-    assert repr(taps) == "Taps(logits=(1, 3), target=[1], with features)"
+    assert repr(taps) == "Taps(target=[1], with logits, features)"

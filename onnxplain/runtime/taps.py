@@ -51,5 +51,5 @@ class Taps:
     input_gradient: Array | None = None
 
     def __repr__(self) -> str:
-        held = ", ".join(kind for kind in KINDS if getattr(self, kind) is not None)
-        return f"Taps(logits={self.logits.shape}, target={self.target.tolist()}, with {held or 'no taps'})"
+        held = ["logits", *(kind for kind in KINDS if getattr(self, kind) is not None)]
+        return f"Taps(target={self.target.tolist()}, with {', '.join(held)})"
