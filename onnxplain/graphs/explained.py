@@ -28,8 +28,8 @@ from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
-from onnxplain.graphs.shapes import Batch
 from onnxplain.graphs.structure import Structure, analyse
+from onnxplain.graphs.taps import Layout
 from onnxplain.graphs.walk import Cotangent, dense, walk
 
 __all__ = ["SINGLE", "Explained", "explain"]
@@ -185,25 +185,23 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     taps: dict[str, ir.Value] = {}
     for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
         if layer.attention:
-            outputs[attention_name(i)] = _per_head(b, b.of(tap.value), tap.heads)
+            outputs[attention_name(i)] = _canonical(b, b.of(tap.value), tap.layout)
         if layer.gradient:
             taps[attention_gradient_name(i)] = tap.value
+    layouts = {tap.value: tap.layout for tap in found.taps}
     if contract.features:
         assert found.features is not None
-        outputs[FEATURES] = b.of(found.features)
-        taps[FEATURES_GRADIENT] = found.features
+        layouts[found.features.value] = found.features.layout
+        outputs[FEATURES] = _canonical(b, b.of(found.features.value), found.features.layout)
+        taps[FEATURES_GRADIENT] = found.features.value
     if taps:
         logits = b.of(found.logits)
         seed = Cotangent(_one_hot(b, logits, _target(graph)))
         cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
-        heads = {tap.value: tap.heads for tap in found.taps}
         for name, value in taps.items():
             if value not in cotangents:
                 raise UnsupportedModelError(f"the logits do not depend on {value.name}")
-            gradient = dense(b, cotangents[value])
-            if value in heads:
-                gradient = _per_head(b, gradient, heads[value])
-            outputs[name] = gradient
+            outputs[name] = _canonical(b, dense(b, cotangents[value]), layouts[value])
     for name in sorted(outputs, key=_position(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
@@ -240,13 +238,9 @@ def _free_names(graph: ir.Graph, contract: Contract) -> None:
                 value.name = f"{value.name}/source"
 
 
-def _per_head(b: Builder, x: Tensor, heads: int) -> Tensor:
-    """[batch, heads, n, m] of [batch * heads, n, m]."""
-    if x.rank == 4:
-        return x
-    size = x.shape[0]
-    batch = Batch(1) if isinstance(size, Batch) else size // heads
-    return b.reshape(x, (batch, heads, *x.shape[1:]))
+def _canonical(b: Builder, x: Tensor, layout: Layout) -> Tensor:
+    """The tensor with the axes that the contract promises."""
+    return b.reshape(b.transpose(b.reshape(x, layout.split), layout.perm), layout.shape)
 
 
 def _target(graph: ir.Graph) -> Tensor:
