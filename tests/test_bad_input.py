@@ -317,7 +317,7 @@ class TestModelOutput:
 
     def test_interrupt(self, plain_vit: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before, replace = snapshot(place.parent), os.replace
-        reached = []
+        reached: list[Path] = []
 
         def interrupted(source: Path, destination: Path) -> None:
             if Path(source) != place and Path(destination) == place and not reached:
