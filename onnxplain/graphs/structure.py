@@ -139,7 +139,7 @@ def _check_operators(model: ir.Model) -> None:
 
 
 def _image(graph: ir.Graph) -> ir.Value:
-    """The image input, float32 [batch, 3, height, width] with fixed height and width."""
+    """The image input, float [batch, 3, height, width] with fixed height and width."""
     inputs = [v for v in graph.inputs if v.name not in graph.initializers]
     pictures = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
     if len(inputs) != 1 or len(pictures) != 1:
@@ -159,7 +159,7 @@ def _image(graph: ir.Graph) -> ir.Value:
             f"input {image.name} has shape {image.shape}; expected a fixed height and width "
             "(export the model for one size)"
         )
-    if image.dtype != ir.DataType.FLOAT:
+    if image.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise UnsupportedModelError(
             f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
             "without a cast in front)"
