@@ -30,13 +30,10 @@ class _Graph:
         self.session: InferenceSession | None = None
         self.takes: set[str] = set()
         self.requires: set[str] = set()
-        self.doubles: set[str] = set()
 
     def open(self, devices: Sequence[Device], threads: int | None) -> Device:
         self.session, device = open_session(self.path, devices, threads=threads)
-        inputs = self.session.get_inputs()
-        self.requires = {value.name for value in inputs}
-        self.doubles = {value.name for value in inputs if value.type == "tensor(double)"}
+        self.requires = {value.name for value in self.session.get_inputs()}
         self.takes = self.requires | {v.name for v in self.session.get_overridable_initializers()}
         return device
 
@@ -159,10 +156,7 @@ class Model:
         names: list[str],
     ) -> list[NDArray[Any]]:
         assert graph.session is not None
-        image = self.contract.input.name
-        feeds: dict[str, NDArray[Any]] = {
-            image: pixels.astype(np.float64) if image in graph.doubles else pixels
-        }
+        feeds: dict[str, NDArray[Any]] = {self.contract.input.name: pixels}
         name = self.contract.target
         if name in graph.takes and (name in graph.requires or (target >= 0).any()):
             feeds[name] = target
