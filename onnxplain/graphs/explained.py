@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,8 @@ from onnxplain.contract import (
     attention_gradient_name,
     attention_name,
 )
-from onnxplain.errors import InputError, UnsupportedModelError
-from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
+from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.structure import Structure, analyse
@@ -88,14 +89,18 @@ def explain(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
-    found = analyse(model)
+    if KEY in model.metadata_props:
+        raise UnsupportedModelError("explained before; expected the model that it was made from")
+    overrides = dict(contract or {})
+    logits = overrides.pop("logits", None)
+    found = analyse(model, logits)
     base = draft(
         model,
         found,
         source=source,
         preprocessing=preprocessing,
         labels=labels,
-        overrides=contract,
+        overrides=overrides,
     )
     chosen = _methods(found, base.readout, methods)
     whole = _serve(base, chosen)
@@ -143,7 +148,8 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
         if needs.attention != "none" and readout is None:
             reasons[method] = (
                 "the head neither picks one or two tokens nor averages over tokens, so no row of "
-                "the attention stands for it"
+                "the attention stands for it; to choose one, give "
+                'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
     return reasons
 
@@ -178,7 +184,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     """The explained graph of a contract."""
     model = model.clone()
     graph = model.graph
-    found = analyse(model)
+    found = analyse(model, contract.logits)
+    _record_shapes(found)
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
@@ -197,7 +204,17 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     if taps:
         logits = b.of(found.logits)
         seed = Cotangent(_one_hot(b, logits, _target(graph)))
-        cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
+        try:
+            cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
+        except UnsupportedOperatorError as error:
+            others = [
+                method
+                for method, needs in METHODS.items()
+                if needs.gradient == "none" and not needs.features
+            ]
+            raise UnsupportedOperatorError(
+                f"{error}; without gradients there are the methods {', '.join(others)}"
+            ) from None
         for name, value in taps.items():
             if value not in cotangents:
                 raise UnsupportedModelError(f"the logits do not depend on {value.name}")
@@ -205,6 +222,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     for name in sorted(outputs, key=_position(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
+    for domain in [domain for domain in model.opset_imports if domain != ""]:
+        del model.opset_imports[domain]
     model.metadata_props[KEY] = contract.to_json()
     return model
 
@@ -220,22 +239,29 @@ def _position(contract: Contract) -> list[str]:
     ]
 
 
+def _record_shapes(found: Structure) -> None:
+    """Replaces the shapes that the exporter recorded, which need not be right, by those found."""
+    for value, fact in found.facts.items():
+        if value.shape is not None and not value.is_initializer():
+            value.shape = symbolic(fact.shape)
+
+
 def _free_names(graph: ir.Graph, contract: Contract) -> None:
     """Renames inner values of the model that bear a name which the contract gives to an output."""
-    taken = {*_position(contract), TARGET}
-    for value in [*graph.inputs, *graph.outputs]:
-        if value.name in taken:
+    reserved = {*_position(contract), TARGET}
+    for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
+        if value.name in reserved:
             raise UnsupportedModelError(
-                f"the model already has an input or output named {value.name}; expected a model "
-                "that was not explained before"
+                f"the model has an input, output or weight named {value.name}, which an explained "
+                "model uses otherwise; rename it"
             )
-    for value in graph.initializers.values():
-        if value.name in taken:
-            raise UnsupportedModelError(f"the model has a weight named {value.name}; rename it")
+    names = {value.name for node in graph for value in node.outputs}
     for node in graph:
         for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}/source"
+            if value.name in reserved:
+                value.name = next(
+                    name for i in itertools.count() if (name := f"{value.name}/{i}") not in names
+                )
 
 
 def _canonical(b: Builder, x: Tensor, layout: Layout) -> Tensor:
