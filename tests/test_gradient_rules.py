@@ -22,7 +22,7 @@ from differences import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operator_cases import CASES
+from operator_cases import CASES, EQUATIONS
 from random_nodes import Source
 
 from onnxplain.errors import UnsupportedOperatorError
@@ -75,6 +75,22 @@ def test_rule(op: str, data: st.DataObject) -> None:
         assert found.dtype == case.operands[name].dtype
         assert result.shapes[name] == found.shape
         agree(found, differences(source, feeds, full, name), COARSE.get(op, TOLERANCE))
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einsum(equation: str) -> None:
+    random = np.random.default_rng(0)
+    terms = equation.replace(" ", "").split("->")[0].split(",")
+    sizes = {k: 2 + i % 2 for i, k in enumerate(sorted(set("".join(terms))))}
+    operands = [random.normal(size=[sizes[k] for k in term]) for term in terms]
+    case = Case("Einsum", operands, {"equation": equation})
+    source = one_node(case)
+    feeds = {**IMAGE, **case.operands}
+    weights = {"y0": random.normal(size=evaluate(source, feeds)["y0"].shape)}
+    model = differentiate(source, {"y0": None}, list(case.operands)).model
+    outputs = evaluate(model, {**feeds, "seed.y0": weights["y0"]})
+    for name in case.operands:
+        agree(outputs[f"cotangent.{name}"], differences(source, feeds, weights, name))
 
 
 @pytest.mark.parametrize("op", sorted(CASES))

@@ -159,20 +159,25 @@ def test_parts_that_leave_a_gap_or_overlap() -> None:
     check(model, ["x"], outputs=["j"])
 
 
-def test_dots_of_a_product_are_used_only_where_the_stacks_agree() -> None:
+def test_row_dots_of_a_product_serve_a_softmax_over_rows_alone() -> None:
     model = parse(
         """
         <ir_version: 10, opset_import: ["" : 17]>
-        g (double[batch, 1, 4, 5] x, double[1, 2, 3, 4] s) => () {
+        g (double[batch, 1, 4, 5] x, double[1, 2, 3, 4] s, double[batch, 2, 3, 4] t) => () {
             p = Softmax(s)
-            t = Tanh(p)
-            y = MatMul(p, x)
-            z = MatMul(t, x)
+            broadcast = MatMul(p, x)
+            r = Softmax(t)
+            rows = MatMul(r, x)
+            twice = Mul(r, r)
+            q = Softmax <axis = 2> (t)
+            columns = MatMul(q, x)
         }
         """
     )
-    check(model, ["s", "x"])
-    check(model, ["s", "x"], outputs=["y", "z"])
+    check(model, ["x", "s"], outputs=["broadcast"])
+    check(model, ["x", "t"], outputs=["columns"])
+    check(model, ["x", "t"], outputs=["rows"])
+    check(model, ["x", "t"], outputs=["rows", "twice"])
 
 
 BELOW = """
