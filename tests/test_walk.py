@@ -159,6 +159,19 @@ def test_parts_that_leave_a_gap_or_overlap() -> None:
     check(model, ["x"], outputs=["j"])
 
 
+def test_parts_of_two_axes_do_not_tile_one() -> None:
+    model = parse(
+        """
+        <ir_version: 10, opset_import: ["" : 17]>
+        g (double[batch, 4, 4] x) => () <int64[2] a = {0, 1}, int64[2] b = {2, 3}> {
+            y = Gather <axis = 1> (x, a)
+            z = Gather <axis = 2> (x, b)
+        }
+        """
+    )
+    check(model, ["x"], outputs=["y", "z"])
+
+
 def test_row_dots_of_a_product_serve_a_softmax_over_rows_alone() -> None:
     model = parse(
         """
