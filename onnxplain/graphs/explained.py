@@ -52,6 +52,7 @@ class Explained:
 
     contract: Contract
     models: dict[str, ir.Model]
+    source_bytes: int
 
     def with_verification(self, verification: Mapping[str, Any]) -> Explained:
         """The same graphs, with the measured differences in every contract."""
@@ -90,7 +91,7 @@ def explain(
         InputError: An unknown method or field, labels that do not fit.
     """
     if KEY in model.metadata_props:
-        raise UnsupportedModelError("explained before; expected the model that it was made from")
+        raise UnsupportedModelError("explained already; expected the model that it was made from")
     overrides = dict(contract or {})
     logits = overrides.pop("logits", None)
     found = analyse(model, logits)
@@ -104,8 +105,10 @@ def explain(
     )
     chosen = _methods(found, base.readout, methods)
     whole = _serve(base, chosen)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
     if not bundle:
-        return Explained(whole, {SINGLE: _build(model, whole)})
+        return Explained(whole, {SINGLE: _build(model, whole)}, source_bytes)
     models, seen = {}, set()
     for kind, served in GRAPH_KINDS.items():
         own = tuple(method for method in chosen if method in served)
@@ -113,7 +116,7 @@ def explain(
             seen.add(own)
             models[kind] = _build(model, _serve(base, own))
     graphs = {kind: f"{kind}.onnx" for kind in models}
-    return Explained(dataclasses.replace(whole, graphs=graphs), models)
+    return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
 
 
 def _methods(
