@@ -124,7 +124,10 @@ INSTRUMENT_REFUSES: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "text": (lambda: b"this is not a model\n" * 50, "not an ONNX"),
     "truncated": (lambda: toy_model(toy_contract()).SerializeToString()[:-200], "not an ONNX"),
     "no attention": (lambda: convolution().SerializeToString(), "attention"),
-    "explained already": (lambda: toy_model(toy_contract()).SerializeToString(), "already"),
+    "explained already": (
+        lambda: toy_model(toy_contract()).SerializeToString(),
+        "explained before",
+    ),
 }
 
 
