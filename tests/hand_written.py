@@ -258,6 +258,7 @@ class HandWritten(nn.Module):
         torch.manual_seed(5)
         self.patches, self.read, self.prefix = PATCHES[patches], READS[read], prefix
         self.last = read == "token at the end"
+        self.style = style
         tokens = prefix + GRID[0] * GRID[1]
         self.conv = nn.Conv2d(3, DIM, PATCH, PATCH)
         self.linear = nn.Linear(3 * PATCH * PATCH, DIM)
@@ -266,6 +267,7 @@ class HandWritten(nn.Module):
         )
         self.tokens = nn.Parameter(torch.randn(1, prefix, DIM))
         self.positions = nn.Parameter(torch.randn(1, tokens, DIM))
+        self.registers = nn.Parameter(torch.randn(1, 2, DIM))
         self.blocks = nn.ModuleList(Block(attention, style) for _ in range(LAYERS))
         self.norm = nn.LayerNorm(DIM)
         self.head, self.other = nn.Linear(DIM, CLASSES), nn.Linear(DIM, CLASSES)
@@ -282,6 +284,9 @@ class HandWritten(nn.Module):
             tokens = self.tokens.expand(x.shape[0], -1, -1)
             x = torch.cat([x, tokens] if self.last else [tokens, x], 1)
         x = x + self.positions
+        if self.style == "registers put in between":
+            registers = self.registers.expand(x.shape[0], -1, -1)
+            x = torch.cat([x[:, :1], registers, x[:, 1:]], 1)
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.read(self, self.norm(x))

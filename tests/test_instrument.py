@@ -345,6 +345,24 @@ def test_weights_may_be_inputs_and_domains_unused(
     assert [o.domain for o in onnx.load(tmp_path / "explained.onnx").opset_import] == [""]
 
 
+def test_functions_of_the_model_are_inlined(plain: Path, explained: Path, tmp_path: Path) -> None:
+    def wrap(model: onnx.ModelProto) -> None:
+        body = [helper.make_node("Softmax", ["x"], ["y"], axis=-1)]
+        opsets = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("local", "Weigh", ["x"], ["y"], body, opsets))
+        model.opset_import.append(helper.make_opsetid("local", 1))
+        for node in model.graph.node:
+            if node.op_type == "Softmax":
+                node.CopyFrom(
+                    helper.make_node("Weigh", list(node.input), list(node.output), domain="local")
+                )
+
+    path = altered(plain, tmp_path / "plain.onnx", wrap)
+    ox.instrument(path, tmp_path / "explained.onnx")
+    assert not onnx.load(tmp_path / "explained.onnx").functions
+    same_as(explained, tmp_path / "explained.onnx")
+
+
 def test_weights_may_be_stored_in_half(plain: Path, tmp_path: Path) -> None:
     def halve(model: onnx.ModelProto) -> None:
         for tensor in list(model.graph.initializer):

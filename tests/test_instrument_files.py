@@ -287,6 +287,24 @@ def test_weights_beside_the_file_are_taken_in(source: Path, plain: Path, tmp_pat
     assert_same(outputs(tmp_path / "elsewhere" / "bundle" / "gradient.onnx"), expected)
 
 
+def test_a_large_file_may_be_replaced_by_its_explanation(
+    source: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    external(plain).rename(tmp_path / "plain.onnx.data")
+    model = onnx.load(plain, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = "plain.onnx.data" if entry.key == "location" else entry.value
+    onnx.save(model, plain)
+    monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+    ox.instrument(plain, plain)
+    assert contents(tmp_path).keys() == {"plain.onnx", "plain.onnx.data"}
+    monkeypatch.undo()
+    (tmp_path / "expected").mkdir()
+    ox.instrument(source, tmp_path / "expected" / "explained.onnx")
+    assert_same(outputs(plain), outputs(tmp_path / "expected" / "explained.onnx"))
+
+
 def test_a_large_file_moves_together_with_its_weights(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,12 @@ def test_grid_and_prefix_tokens(patches: str, prefix: int, tmp_path: Path) -> No
     assert len(tokens.prefix) == prefix
 
 
+def test_registers_between_the_class_token_and_the_patches(tmp_path: Path) -> None:
+    contract = contract_of(tmp_path, style="registers put in between")
+    assert contract.tokens.grid == GRID
+    assert contract.tokens.prefix == ("cls", "reg0", "reg1")
+
+
 @pytest.mark.parametrize(
     ("read", "prefix", "kind", "ranges"),
     [
