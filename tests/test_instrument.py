@@ -338,6 +338,7 @@ def test_weights_may_be_inputs_and_domains_unused(
             for t in model.graph.initializer
         )
         model.opset_import.append(helper.make_opsetid("pkg.onnxscript.torch_lib", 1))
+        model.ir_version = 3
 
     path = altered(plain, tmp_path / "plain.onnx", open_up)
     ox.instrument(path, tmp_path / "explained.onnx")
@@ -401,6 +402,27 @@ def test_a_second_output_stays_and_the_logits_are_chosen(plain: Path, tmp_path: 
     close(found["pooled"], own["pooled"], UNCHANGED)
     with pytest.raises(UnsupportedModelError, match="expected logits"):
         ox.instrument(path, tmp_path / "other.onnx", contract={"logits": "pixels"})
+
+
+def test_an_attention_beside_the_way_to_the_logits(
+    plain: Path, explained: Path, tmp_path: Path
+) -> None:
+    def branch_off(model: onnx.ModelProto) -> None:
+        norm = [n.output[0] for n in model.graph.node if n.op_type == "LayerNormalization"][-1]
+        model.graph.node.extend(
+            [
+                helper.make_node("Transpose", [norm], ["turned"], perm=[0, 2, 1]),
+                helper.make_node("MatMul", [norm, "turned"], ["alike"]),
+                helper.make_node("Softmax", ["alike"], ["weights"], axis=-1),
+                helper.make_node("MatMul", ["weights", norm], ["segments"]),
+            ]
+        )
+        model.graph.output.append(helper.make_tensor_value_info("segments", 1, ["n", 13, 16]))
+
+    path = altered(plain, tmp_path / "plain.onnx", branch_off)
+    report = ox.instrument(path, tmp_path / "explained.onnx")
+    assert len(report.contract.layers) == 2
+    same_as(explained, tmp_path / "explained.onnx")
 
 
 def test_a_batch_frozen_behind_a_dynamic_input(

@@ -236,6 +236,7 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     for name in sorted(outputs, key=_position(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
+    model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
     for domain in [domain for domain in model.opset_imports if domain != ""]:
         del model.opset_imports[domain]
     model.metadata_props[KEY] = contract.to_json()

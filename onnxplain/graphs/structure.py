@@ -12,7 +12,7 @@ from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.shapes import Facts, infer, show
-from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps
+from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps, sources
 from onnxplain.graphs.tokens import find_readout, find_tokens
 
 __all__ = ["OPSETS", "Structure", "analyse"]
@@ -55,8 +55,9 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     batch, _, height, width = facts[image].shape
     assert isinstance(height, int) and isinstance(width, int)
     live = dependents(graph, image)
-    _check_precision(facts, live)
     found_logits, classes = _logits(graph, facts, live, image, logits)
+    live &= sources(found_logits)
+    _check_precision(facts, live)
     images = trace(graph, facts, image, Place(0, volume([batch])))
     taps = find_taps(graph, facts, live, images)
     _check_layers(graph, taps)

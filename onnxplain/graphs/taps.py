@@ -11,7 +11,7 @@ from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
-__all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps"]
+__all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps", "sources"]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
 # renormalisation, and the head mixing of talking heads.
@@ -81,6 +81,18 @@ def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
     return found
 
 
+def sources(value: ir.Value) -> set[ir.Value]:
+    """`value` and every value that it is computed from."""
+    found, waiting = {value}, [value]
+    while waiting:
+        node = waiting.pop().producer()
+        for source in node.inputs if node is not None else ():
+            if source is not None and source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
 def find_taps(
     graph: ir.Graph,
     facts: dict[ir.Value, Facts],
@@ -95,7 +107,7 @@ def find_taps(
     Args:
         graph: The graph.
         facts: Facts of its values.
-        live: The values computed from the image.
+        live: The values computed from the image that the logits are computed from.
         images: Where the batch axis lies, as `trace` found it.
 
     Raises:
@@ -166,12 +178,12 @@ def _is_softmax(
         return axis % len(facts[value].shape) == place.axis and place.whole(facts[value].shape)
     if node.op_type not in PASSED:
         return False
-    sources = [
-        (source, origin(node, i, place, facts))
+    carried = [
+        (source, own)
         for i, source in enumerate(node.inputs)
         if source in live and source is not None and facts[source].dtype.is_floating_point()
+        if (own := origin(node, i, place, facts)) is not None
     ]
-    carried = [(source, own) for source, own in sources if own is not None]
     return bool(carried) and all(_is_softmax(v, own, facts, live) for v, own in carried)
 
 
@@ -264,10 +276,10 @@ def find_features(
         node = value.producer()
         if node is None or (projected and node.op_type not in KEPT):
             break
-        sources = [i for i, v in enumerate(node.inputs) if v in live]
-        projected = projected or (node.op_type in LINEAR and len(sources) == 1)
-        place = origin(node, sources[0], place, facts)
-        value = node.inputs[sources[0]]
+        inputs = [i for i, v in enumerate(node.inputs) if v in live]
+        projected = projected or (node.op_type in LINEAR and len(inputs) == 1)
+        place = origin(node, inputs[0], place, facts)
+        value = node.inputs[inputs[0]]
     return found
 
 

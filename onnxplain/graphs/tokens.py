@@ -10,7 +10,7 @@ from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_axes, volume
 from onnxplain.graphs.shapes import Facts, Shape
-from onnxplain.graphs.taps import Tap
+from onnxplain.graphs.taps import Tap, sources
 
 __all__ = ["find_readout", "find_tokens", "prefix_names"]
 
@@ -178,7 +178,7 @@ def find_readout(
     The token axis is followed from the attention to where nodes pick tokens or average over them.
     None where the head does neither, or both.
     """
-    leading = _ancestors(logits)
+    leading = sources(logits)
     reads: set[tuple[str, int, int]] = set()
     # Where the tokens lie, and the first of them.
     reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), 0)}
@@ -215,17 +215,6 @@ def find_readout(
     if kind is None:
         return None
     return Readout(kind=kind, ranges=tuple(sorted((first, last) for _, first, last in reads)))
-
-
-def _ancestors(value: ir.Value) -> set[ir.Value]:
-    found, waiting = {value}, [value]
-    while waiting:
-        node = waiting.pop().producer()
-        for source in node.inputs if node is not None else ():
-            if source is not None and source not in found:
-                found.add(source)
-                waiting.append(source)
-    return found
 
 
 def _read(
