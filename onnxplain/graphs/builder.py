@@ -258,7 +258,7 @@ class Builder:
     # Reductions
 
     def reduce(self, op_type: str, x: Tensor, axes: Sequence[int], *, keepdims: bool) -> Tensor:
-        """ReduceSum or ReduceMean over `axes`; no axes, no node."""
+        """A Reduce operator over `axes`; no axes, no node."""
         if not axes:
             return x
         axes = sorted(axis % x.rank for axis in axes)

@@ -16,6 +16,8 @@ from onnxplain.contract import (
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
+    INPUT_RELEVANCE,
+    INPUT_RELEVANCE_ATTNLRP,
     KEY,
     METHODS,
     Contract,
@@ -23,14 +25,18 @@ from onnxplain.contract import (
     Source,
     attention_gradient_name,
     attention_name,
+    attention_relevance_lrp_name,
+    attention_relevance_name,
 )
 from onnxplain.errors import InputError, UnsupportedModelError
+from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Batch
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.walk import Cotangent, dense, walk
+from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 
 __all__ = ["SINGLE", "Explained", "explain"]
 
@@ -165,12 +171,16 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
                 layer,
                 attention=present(attention_name(i)),
                 gradient=present(attention_gradient_name(i)),
+                relevance=present(attention_relevance_name(i)),
+                relevance_lrp=present(attention_relevance_lrp_name(i)),
             )
             for i, layer in enumerate(contract.layers)
         ),
         features=present(FEATURES),
         features_gradient=present(FEATURES_GRADIENT),
-        target=TARGET if any("gradient" in name for name in outputs) else None,
+        input_relevance=present(INPUT_RELEVANCE),
+        input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
+        target=TARGET if any(METHODS[method].class_specific for method in methods) else None,
     )
 
 
@@ -182,49 +192,71 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
-    taps: dict[str, ir.Value] = {}
     for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
         if layer.attention:
             outputs[attention_name(i)] = _per_head(b, b.of(tap.value), tap.heads)
-        if layer.gradient:
-            taps[attention_gradient_name(i)] = tap.value
     if contract.features:
         assert found.features is not None
         outputs[FEATURES] = b.of(found.features)
-        taps[FEATURES_GRADIENT] = found.features
-    if taps:
-        logits = b.of(found.logits)
-        seed = Cotangent(_one_hot(b, logits, _target(graph)))
-        cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
-        heads = {tap.value: tap.heads for tap in found.taps}
+    walks = [(rules, taps) for rules, taps in _walks(contract, found) if taps]
+    if walks:
+        seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
+    heads = {tap.value: tap.heads for tap in found.taps}
+    for rules, taps in walks:
+        arrived = walk(b, {found.logits: seed}, taps.values(), rules)
         for name, value in taps.items():
-            if value not in cotangents:
+            if value not in arrived:
                 raise UnsupportedModelError(f"the logits do not depend on {value.name}")
-            gradient = dense(b, cotangents[value])
-            if value in heads:
-                gradient = _per_head(b, gradient, heads[value])
-            outputs[name] = gradient
-    for name in sorted(outputs, key=_position(contract).index):
+            result = dense(b, arrived[value])
+            if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
+                result = b.mul(result, b.of(value))
+            outputs[name] = _per_head(b, result, heads[value]) if value in heads else result
+    for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
     model.metadata_props[KEY] = contract.to_json()
     return model
 
 
-def _position(contract: Contract) -> list[str]:
-    """Names of the outputs in graph order: attention, its gradients, features."""
-    layers = contract.layers
+def _walks(
+    contract: Contract, found: Structure
+) -> list[tuple[Mapping[str, Rule], dict[str, ir.Value]]]:
+    """The walks that the outputs of a contract take: a table, and the taps by output name."""
+    layers = list(enumerate(zip(contract.layers, found.taps, strict=True)))
+    gradient = {attention_gradient_name(i): t.value for i, (a, t) in layers if a.gradient}
+    if contract.features_gradient and found.features is not None:
+        gradient[FEATURES_GRADIENT] = found.features
+    relevance = {attention_relevance_name(i): t.value for i, (a, t) in layers if a.relevance}
+    plain = {attention_relevance_lrp_name(i): t.value for i, (a, t) in layers if a.relevance_lrp}
+    if contract.input_relevance:
+        plain[INPUT_RELEVANCE] = found.image
+    attnlrp = {INPUT_RELEVANCE_ATTNLRP: found.image} if contract.input_relevance_attnlrp else {}
     return [
-        *(attention_name(i) for i in range(len(layers))),
-        *(attention_gradient_name(i) for i in range(len(layers))),
+        (GRADIENT, gradient),
+        (ATTRIBUTION, relevance),
+        (LRP, plain),
+        (attn_lrp(**contract.rules.get("attnlrp", {})), attnlrp),
+    ]
+
+
+def _order(contract: Contract) -> list[str]:
+    """Names of all outputs in graph order: those of the layers by kind, then the others."""
+    layers = range(len(contract.layers))
+    return [
+        *map(attention_name, layers),
+        *map(attention_gradient_name, layers),
+        *map(attention_relevance_name, layers),
+        *map(attention_relevance_lrp_name, layers),
         FEATURES,
         FEATURES_GRADIENT,
+        INPUT_RELEVANCE,
+        INPUT_RELEVANCE_ATTNLRP,
     ]
 
 
 def _free_names(graph: ir.Graph, contract: Contract) -> None:
     """Renames inner values of the model that bear a name which the contract gives to an output."""
-    taken = {*_position(contract), TARGET}
+    taken = {*_order(contract), TARGET}
     for value in [*graph.inputs, *graph.outputs]:
         if value.name in taken:
             raise UnsupportedModelError(

@@ -1,10 +1,9 @@
 """The relevance tables: layer-wise relevance propagation on the same walk as the gradient.
 
-What travels is the relevance of a value, of the value's shape. Three tables:
+What travels is the relevance of a value, of the value's shape. Two tables:
 
 - `ATTRIBUTION`, Chefer et al., CVPR 2021 (`transformer_attribution`);
-- `LRP`, the plain rules which that paper compares with (`lrp`, `partial_lrp`);
-- `ATTN_LRP`, Achtibat et al., ICML 2024 (`attnlrp`).
+- `LRP`, the plain rules which that paper compares with (`lrp`, `partial_lrp`).
 
 An operator y = f(x) without an entry of its own gets x * VJP_f(R / y), made from its gradient rule.
 `docs/methods.md` says which rule each operator has and whether it conserves relevance.
@@ -19,18 +18,20 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
-__all__ = ["ATTRIBUTION", "LRP", "divide"]
+__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "divide", "is_scale", "unbiased"]
 
 EPSILON = 1e-9
 
+# fmt: off
 MOVES = (
-    "Reshape Flatten Squeeze Unsqueeze Transpose Slice Gather Split Concat Pad Identity Dropout "
-    "Cast Expand"
-).split()
+    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape",
+    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)
 PASSES = (
-    "Softmax LogSoftmax LayerNormalization BatchNormalization Gelu Relu Tanh Sigmoid Softplus "
-    "HardSigmoid HardSwish Erf Exp Clip"
-).split()
+    "BatchNormalization", "Clip", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
+    "LayerNormalization", "LogSoftmax", "Relu", "Sigmoid", "Softmax", "Softplus", "Tanh",
+)
+# fmt: on
 
 Relevances = Sequence[Tensor | None]
 Results = Sequence[Tensor | Cotangent | None]
@@ -74,10 +75,10 @@ def linear(s: Step, r: Relevances) -> Results:
     b, (i, w) = s.b, _operands(s)
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
-    total = b.add(_unbiased(s), _again(s, i, size, weight))
+    total = b.add(unbiased(s), again(s, i, size, weight))
     share = divide(b, first(r), total, 2 * EPSILON)
-    signed = b.mul(s.input(i), _back(s, i, share, s.input(w)))
-    return _at(i, b.add(signed, b.mul(size, _back(s, i, share, weight))))
+    signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
+    return _at(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
 
 
 def linear_apart(s: Step, r: Relevances) -> Results:
@@ -86,9 +87,23 @@ def linear_apart(s: Step, r: Relevances) -> Results:
     parts = []
     for bound in ("Max", "Min"):
         x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
-        share = divide(b, first(r), _again(s, i, x, weight))
-        parts.append(b.mul(x, _back(s, i, share, weight)))
+        share = divide(b, first(r), again(s, i, x, weight))
+        parts.append(b.mul(x, back(s, i, share, weight)))
     return _at(i, b.add(*parts))
+
+
+def bounded(s: Step, r: Relevances) -> Results:
+    """z-B rule of a first convolution: x W - low W+ - high W-, with each picture's own bounds."""
+    b, x, weight = s.b, s.input(0), s.input(1)
+    axes = list(range(1, x.rank))
+    bounds = [(b.reduce(op, x, axes, keepdims=True)) for op in ("ReduceMin", "ReduceMax")]
+    terms = [(x, weight)]
+    for bound, part in zip(bounds, ("Max", "Min"), strict=True):
+        terms.append((b.expand(bound, x.shape, x.value), b.binary(part, weight, 0)))
+    own, low, high = (again(s, 0, *term) for term in terms)
+    share = divide(b, first(r), b.sub(b.sub(own, low), high))
+    own, low, high = (b.mul(t, back(s, 0, share, w)) for t, w in terms)
+    return (b.sub(b.sub(own, low), high),)
 
 
 def _operands(s: Step) -> tuple[int, int]:
@@ -100,14 +115,14 @@ def _at(i: int, result: Tensor) -> Results:
     return (result,) if i == 0 else (None, result)
 
 
-def _again(s: Step, i: int, x: Tensor, weight: Tensor) -> Tensor:
+def again(s: Step, i: int, x: Tensor, weight: Tensor) -> Tensor:
     """The product of the node, without bias, for other operands."""
     inputs = [x, weight] if i == 0 else [weight, x]
     attributes = {k: a.value for k, a in s.node.attributes.items()}
     return s.b.op(s.node.op_type, inputs, s.y.shape, **attributes)
 
 
-def _back(s: Step, i: int, share: Tensor, weight: Tensor) -> Tensor:
+def back(s: Step, i: int, share: Tensor, weight: Tensor) -> Tensor:
     """`share` taken back through the product with `weight`."""
     x = list(s.x)
     x[1 - i] = weight
@@ -116,7 +131,7 @@ def _back(s: Step, i: int, share: Tensor, weight: Tensor) -> Tensor:
     return g if isinstance(g, Tensor) else s.dense(g)
 
 
-def _unbiased(s: Step) -> Tensor:
+def unbiased(s: Step) -> Tensor:
     """The product without the bias that Gemm and Conv add."""
     if not s.has(2):
         return s.y
@@ -135,18 +150,21 @@ def product(s: Step, r: Relevances) -> Results:
 
 
 def multiplication(s: Step, r: Relevances) -> Results:
-    """A scale passes relevance on to what it scales; two activations get half each.
-
-    A scale is a constant, or a factor computed per token and repeated over the features, such as
-    the inverse deviation of a normalisation.
-    """
-    scales = [s.fixed(i) or s.input(i).shape[-1:] != s.y.shape[-1:] for i in (0, 1)]
-    if s.node.op_type == "Div":
+    """A scale passes relevance on to what it scales; two activations get half each."""
+    if s.node.op_type == "Div" or is_scale(s, 1):
         return (first(r),)
-    if any(scales):
-        return (None, first(r)) if scales[0] else (first(r),)
+    if is_scale(s, 0):
+        return None, first(r)
     half = s.b.mul(first(r), 0.5)
     return half, half
+
+
+def is_scale(s: Step, i: int) -> bool:
+    """Whether factor `i` is a constant, or one per token repeated over the features.
+
+    Such a factor is the inverse deviation of a normalisation written out.
+    """
+    return s.fixed(i) or s.input(i).shape[-1:] != s.y.shape[-1:]
 
 
 def addition(balance: bool) -> Rule:
@@ -194,6 +212,15 @@ def matrix(affine: Rule) -> Rule:
     return rule
 
 
+def first_convolution(other: Rule) -> Rule:
+    """The z-B rule where the convolution reads the picture itself, `other` elsewhere."""
+
+    def rule(s: Step, r: Relevances) -> Results:
+        return (bounded if s.input(0).value.is_graph_input() else other)(s, r)
+
+    return rule
+
+
 def table(affine: Rule, balance: bool) -> dict[str, Rule]:
     rules = {operator: derived(vjp) for operator, vjp in GRADIENT.items()}
     rules.update({operator: GRADIENT[operator] for operator in MOVES})
@@ -206,3 +233,4 @@ def table(affine: Rule, balance: bool) -> dict[str, Rule]:
 
 ATTRIBUTION = table(linear, balance=True)
 LRP = table(linear_apart, balance=False)
+LRP["Conv"] = first_convolution(LRP["Conv"])

@@ -250,8 +250,12 @@ class Explainer:
         named: dict[str, list[str | None]] = {
             "attention": [layer.attention for layer in contract.layers],
             "attention_gradient": [layer.gradient for layer in contract.layers],
+            "attention_relevance": [layer.relevance for layer in contract.layers],
+            "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
             "features": [contract.features],
             "features_gradient": [contract.features_gradient],
+            "input_relevance": [contract.input_relevance],
+            "input_relevance_attnlrp": [contract.input_relevance_attnlrp],
         }
         present = {
             kind: [name if name in have else None for name in names]

@@ -224,8 +224,11 @@ def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
 def _declared(contract: Contract) -> set[str]:
     names = {name for outputs in contract.methods.values() for name in outputs}
     for layer in contract.layers:
-        names.update(name for name in (layer.attention, layer.gradient) if name)
-    names.update(name for name in (contract.features, contract.features_gradient) if name)
+        own = (layer.attention, layer.gradient, layer.relevance, layer.relevance_lrp)
+        names.update(name for name in own if name)
+    features = (contract.features, contract.features_gradient)
+    pixels = (contract.input_relevance, contract.input_relevance_attnlrp)
+    names.update(name for name in (*features, *pixels) if name)
     return names
 
 
