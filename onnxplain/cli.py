@@ -6,18 +6,16 @@ Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
 import onnxplain
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
 from onnxplain.errors import InputError, OnnxplainError
 
 if TYPE_CHECKING:
@@ -26,32 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-SOME_FAILED = 1
-UNUSABLE = 2
-INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
-
-
-class Commands(TyperGroup):
-    """The commands, with one way out: an error is one line on stderr and an exit status."""
-
-    def main(self, args: Any = None, *positional: Any, **options: Any) -> Any:
-        debug = "--debug" in (sys.argv[1:] if args is None else args)
-        options["standalone_mode"] = False
-        try:
-            status = super().main(args, *positional, **options)
-        except Exception as error:
-            if debug:
-                traceback.print_exc()
-            _complain(_one_line(error))
-            status = UNUSABLE
-        if status == INTERRUPTED:
-            _complain("interrupted")
-        sys.exit(status or 0)
-
-
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
     add_completion=False,
     help="Explain ONNX vision transformers. PyTorch is needed to export one, never to explain it.",
 )
@@ -59,26 +33,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the `onnxplain` command."""
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal cannot show is no failure
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     app()
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, typer.TyperException):
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "onnxplain"
-        return f"{error.format_message()} ({command} --help tells more)"
-    if isinstance(error, OnnxplainError):
-        return str(error)
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
-
-
-def _complain(message: str) -> None:
-    print("onnxplain:", " ".join(message.split()), file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:
@@ -113,9 +68,12 @@ def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[int | None, typer.Option(min=1, help="If not the default's.")] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
+    ] = None,
     img_size: Annotated[
-        str | None, typer.Option(metavar="N|HxW", help="If not the default's: 224, 384x192.")
+        str | None,
+        typer.Option(metavar="N|HxW", help="Input size, 224 or 384x192 (height x width)."),
     ] = None,
     labels: Labels = None,
     methods: Methods = None,
@@ -126,7 +84,7 @@ def _export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Export a timm model to an explained ONNX file. Needs onnxplain[export]."""
+    """Export a timm model to an explained ONNX file. Needs the extra `export`."""
     options = _given(num_classes=num_classes, pretrained=pretrained or None)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
         report = onnxplain.export(
@@ -159,7 +117,7 @@ def _instrument(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make an ONNX file explain itself, whoever exported it. Needs onnxplain[graphs]."""
+    """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
     preprocessing = _given(
         mean=None if mean is None else _triple(mean, "--mean"),
         std=None if std is None else _triple(std, "--std"),
@@ -176,7 +134,7 @@ def _instrument(
 def _explain(
     model: Model,
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUTS...", help="Pictures and folders of pictures.")
+        list[Path], typer.Argument(metavar="INPUTS", help="Pictures and folders of pictures.")
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder; or a file, for one picture.")
@@ -211,12 +169,12 @@ def _explain(
     pictures, failures = find_pictures(inputs, recursive=recursive)
     places = place_results(pictures, output, method=method, kind=kind)
     for message in failures.values():
-        _complain(message)
+        complain(message)
     done: list[dict[str, Any]] = []
-    with _progress("explaining", len(places)) as step:
+    with progress("explaining", len(places)) as step:
 
         def fail(source: Path, error: OnnxplainError) -> None:
-            _complain(str(error))
+            complain(str(error))
             failures[source] = str(error)
             step()
 
@@ -233,7 +191,7 @@ def _explain(
             )
             step()
     if as_json:
-        _print_json(
+        print_json(
             model=str(model),
             device=explainer.device,
             method=method,
@@ -279,7 +237,7 @@ def _compare(
         (logits,) = explainer.taps(picture, kinds=()).logits
         classes = (-logits).argsort(kind="stable")[:top].tolist()
     rows: list[dict[str, Any]] = []
-    with _progress("explaining", len(explainer.methods)) as step:
+    with progress("explaining", len(explainer.methods)) as step:
 
         def explained() -> Iterator[Explanation]:
             for method in explainer.methods:
@@ -294,7 +252,7 @@ def _compare(
         panel = draw_panel(explained(), title=title, **_given(alpha=alpha, colormap=colormap))
     save_picture(panel, output)
     if as_json:
-        _print_json(
+        print_json(
             model=str(model),
             device=explainer.device,
             input=str(image),
@@ -322,6 +280,8 @@ def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     from onnxplain.inspection import describe
 
     table = Table(title=str(model), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in describe(contract):
         table.add_row(name, value)
     Console().print(table)
@@ -338,10 +298,10 @@ def _demo(
     """Explain bundled pictures of two garments with the bundled model; downloads nothing."""
     from onnxplain.demo.show import show
 
-    with _progress("explaining", scenes) as step:
+    with progress("explaining", scenes) as step:
         shown = show(output, scenes=scenes, seed=seed, step=step)
     if as_json:
-        _print_json(
+        print_json(
             device=shown.device,
             asked=shown.asked,
             hits=shown.hits,
@@ -383,9 +343,11 @@ def _triple(text: str, option: str) -> tuple[float, float, float]:
 
 
 def _report(report: Report, as_json: bool) -> None:
+    from onnxplain.inspection import describe_verification
+
     size = sum(report.files.values())
     if as_json:
-        _print_json(
+        print_json(
             path=str(report.path),
             files=dict(report.files),
             source_bytes=report.source_bytes,
@@ -396,8 +358,7 @@ def _report(report: Report, as_json: bool) -> None:
         return
     print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
     print(f"methods: {', '.join(report.methods)}")
-    for name, value in (report.verification or {}).items():
-        print(f"verified {name}: {value}")
+    print(f"verified: {describe_verification(report.verification)}")
 
 
 def _summary(one: Explanation) -> dict[str, Any]:
@@ -408,22 +369,3 @@ def _summary(one: Explanation) -> dict[str, Any]:
         "label": one.labels[0],
         "probability": float(probability(one)[0]),
     }
-
-
-def _print_json(**summary: Any) -> None:
-    print(json.dumps(summary, indent=2))
-
-
-@contextlib.contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda: progress.advance(task)

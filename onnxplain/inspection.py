@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from onnxplain.contract import Contract, Readout
 
-__all__ = ["describe"]
+__all__ = ["describe", "describe_verification"]
 
 _SHOWN_LABELS = 5
 
@@ -44,10 +45,18 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield f"method {method}", _outputs(outputs)
     for kind, file in (contract.graphs or {}).items():
         yield f"graph {kind}", file
-    if contract.verification is None:
-        yield "verified", "no"
-    for name, value in (contract.verification or {}).items():
-        yield f"verified {name}", str(value)
+    yield "verified", describe_verification(contract.verification)
+
+
+def describe_verification(verification: Mapping[str, Any] | None) -> str:
+    """How far the file differs from the framework that it came from, in one line."""
+    if verification is None:
+        return "no"
+    differences = verification.get("differences", {})
+    against = f"{verification.get('framework')} {verification.get('version')}"
+    return f"against {against}, largest relative differences: " + ", ".join(
+        f"{name} {value:.2g}" for name, value in differences.items()
+    )
 
 
 def _readout(readout: Readout | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,9 +145,8 @@ def _method_column(
     needs = METHODS[method]
     specific = needs.gradient != "none" or needs.features
     remark = "" if specific else "same for every class"
-    column, draw, scale = _column(
-        method, remark, [Image.fromarray(array) for array in explanation.overlay(**overlay)]
-    )
+    maps = [Image.fromarray(array) for array in _greyed(explanation).overlay(**overlay)]
+    column, draw, scale = _column(method, remark, maps)
     pitch = (column.height - _HEAD) // len(explanation)
     width, height = (round(side * scale) for side in explanation.pictures[0].image.size)
     for row, one in enumerate(explanation):
@@ -157,6 +157,15 @@ def _method_column(
             centre = (place[1] + 0.5) * scale, top + (place[0] + 0.5) * scale
             _ring(draw, centre, _GREEN if hits[method][row] else _RED)
     return column
+
+
+def _greyed(explanation: Explanation) -> Explanation:
+    """The same maps over grey pictures, so that every colour in an overlay is the map's."""
+    pictures = [
+        dataclasses.replace(picture, image=picture.image.convert("L").convert("RGB"))
+        for picture in explanation.pictures
+    ]
+    return dataclasses.replace(explanation, pictures=tuple(pictures))
 
 
 def stack_panels(panels: Sequence[Image.Image]) -> Image.Image:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,6 +29,7 @@ from onnxplain.contract import (
     attention_gradient_name,
     attention_name,
 )
+from onnxplain.runtime import Explainer, Explanation
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCH, DIM, HEADS, LAYERS = 4, 4, 2, 2
@@ -58,25 +60,36 @@ def golden() -> Path:
     return ROOT / "tests" / "golden"
 
 
-def toy_contract(size: tuple[int, int] = (8, 8), **changes: object) -> Contract:
+def toy_contract(
+    size: tuple[int, int] = (8, 8), methods: Iterable[str] = tuple(METHODS), **changes: Any
+) -> Contract:
+    """The contract of a toy model that serves these methods, with some fields changed."""
+    reads = {name: METHODS[name].outputs(LAYERS) for name in methods}
+    has = {output for outputs in reads.values() for output in outputs}
+
+    def present(name: str) -> str | None:
+        return name if name in has else None
+
     contract = Contract(
         input=ImageInput(size=size, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear"),
         tokens=Tokens(prefix=("cls",), grid=(size[0] // PATCH, size[1] // PATCH)),
         readout=Readout(kind="cls", ranges=((0, 1),)),
         layers=tuple(
             AttentionLayer(
-                heads=HEADS, attention=attention_name(i), gradient=attention_gradient_name(i)
+                heads=HEADS,
+                attention=present(attention_name(i)),
+                gradient=present(attention_gradient_name(i)),
             )
             for i in range(LAYERS)
         ),
         classes=len(LABELS),
         labels=LABELS,
-        methods={name: needs.outputs(LAYERS) for name, needs in METHODS.items()},
+        methods=reads,
         source=Source(name="toy"),
-        features=FEATURES,
-        features_gradient=FEATURES_GRADIENT,
+        features=present(FEATURES),
+        features_gradient=present(FEATURES_GRADIENT),
     )
-    return replace(contract, **changes)  # type: ignore[arg-type]
+    return replace(contract, **changes)
 
 
 def toy_model(contract: Contract) -> onnx.ModelProto:
@@ -97,8 +110,8 @@ def toy_model(contract: Contract) -> onnx.ModelProto:
         "head": rng.normal(size=(DIM, contract.classes)).astype(np.float32),
         "query": np.zeros((HEADS, DIM, 2), np.float32),
         "key": np.zeros((HEADS, DIM, 2), np.float32),
-        "value": rng.normal(size=(HEADS, DIM, 2)).astype(np.float32) * 0.1,
-        "output": rng.normal(size=(DIM, DIM)).astype(np.float32) * 0.1,
+        "value": rng.normal(size=(HEADS, DIM, 2)).astype(np.float32),
+        "output": rng.normal(size=(DIM, DIM)).astype(np.float32),
         "flat": np.array([0, DIM, -1], np.int64),
         "joined": np.array([0, 0, DIM], np.int64),
         "zero": np.array(0, np.int64),
@@ -186,9 +199,9 @@ ToyFile = Callable[..., Path]
 def toy_file(tmp_path: Path) -> ToyFile:
     """Writes a toy model: `toy_file(size=(8, 16), ...)` with changes to its contract."""
 
-    def make(name: str = "toy.onnx", **changes: object) -> Path:
+    def make(name: str = "toy.onnx", **changes: Any) -> Path:
         path = tmp_path / name
-        onnx.save(toy_model(toy_contract(**changes)), path)  # type: ignore[arg-type]
+        onnx.save(toy_model(toy_contract(**changes)), path)
         return path
 
     return make
@@ -201,9 +214,29 @@ def toy_bundle(tmp_path: Path) -> Path:
     folder.mkdir()
     whole = toy_contract()
     for kind, served in GRAPH_KINDS.items():
-        part = replace(whole, methods={name: whole.methods[name] for name in served})
-        onnx.save(toy_model(part), folder / f"{kind}.onnx")
+        onnx.save(toy_model(toy_contract(methods=served)), folder / f"{kind}.onnx")
     graphs = {kind: f"{kind}.onnx" for kind in GRAPH_KINDS}
     document = json.dumps(json.loads(replace(whole, graphs=graphs).to_json()), indent=1)
     (folder / "contract.json").write_text(document)
     return folder
+
+
+@pytest.fixture
+def explainer(toy_file: ToyFile) -> Explainer:
+    """The toy model with every method, for 8x8 pictures of any number."""
+    return Explainer(toy_file(), device="cpu", threads=1)
+
+
+def pixels(count: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(count, 3, 8, 8)).astype(np.float32)
+
+
+def picture(seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (11, 17, 3), dtype=np.uint8)
+
+
+def assert_same(
+    one: Explanation, other: Explanation, *, rtol: float = 1e-5, atol: float = 1e-6
+) -> None:
+    for name in ("grid", "heatmap", "logits"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=rtol, atol=atol)

@@ -18,7 +18,7 @@ from onnxplain.errors import ContractError, ImageError, InputError
 from onnxplain.runtime.pictures import load_picture
 from onnxplain.runtime.preprocessing import Geometry, denormalise, prepare, preprocess
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 
 
 def noise(height: int, width: int, channels: int = 3, seed: int = 0) -> NDArray[np.uint8]:

@@ -1,1 +1,99 @@
-"""timm or torch model to explained ONNX. The module itself is the public function `export`."""
+"""timm or torch model -> explained ONNX file.
+
+The module is callable and is the public function: `onnxplain.export(...)` works whether `export`
+was imported as a function or as this subpackage.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from onnxplain.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    import os
+
+    import torch
+
+    from onnxplain.graphs import Report
+
+__all__ = ["export"]
+
+
+def export(
+    model: str | torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    methods: Iterable[str] | None = None,
+    labels: Sequence[str] | str | os.PathLike[str] | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    verify: bool = True,
+    **model_kwargs: Any,
+) -> Report:
+    """Exports a vision transformer to ONNX files that explain themselves.
+
+    Nothing appears at `path` before the result is complete and verified, and two exports of the
+    same model are the same bytes.
+
+    The preprocessing in the contract is what timm resolves for the model. One exception: timm's
+    crop ratio belongs to the published weights, so a model whose head has another number of
+    classes gets timm's default of 0.875, unless `pretrained_cfg_overlay={"crop_pct": ...}` is
+    given.
+
+    Args:
+        model: A timm name ("vit_tiny_patch16_224", "hf-hub:owner/name") or a module that maps
+            [batch, 3, height, width] to logits [batch, classes]. The module is left as it was.
+        path: `NAME.onnx` for one file with exactly `methods`, anything else for a folder with one
+            graph per kind of method that share their weights.
+        checkpoint: Weights in .safetensors or as saved by torch.save, which must fit.
+        methods: Names of methods; None means every one that the architecture supports.
+        labels: Class names in index order, or a text file with one a line.
+        image_size: Pixels, or height and width. A model given by name is built for this size; the
+            default is the model's own.
+        verify: Run the result against torch (logits, attention, features and gradients, in batches
+            of 1 and 3), and store the differences in the contract.
+        **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
+
+    Returns:
+        Sizes, opset, methods, the contract and the measured differences.
+
+    Raises:
+        InputError: An argument is wrong: unknown name, method, label count, path.
+        ModelError: The checkpoint does not fit, or torch cannot export the model.
+        UnsupportedModelError: Not a vision transformer that can be explained.
+        VerificationError: The result differs from torch by more than 1e-4 of the largest value.
+        MissingDependencyError: The extra `export` is not installed.
+    """
+    for package in ("torch", "timm", "onnx", "onnx_ir", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"export needs {package}, which cannot be imported ({error}); "
+                "pip install onnxplain[cpu,export]"
+            ) from error
+    from onnxplain.export.stage import export_model
+
+    return export_model(
+        model,
+        Path(path),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        methods=methods,
+        labels=labels,
+        image_size=image_size,
+        verify=verify,
+        model_kwargs=model_kwargs,
+    )
+
+
+class _Callable(ModuleType):
+    __call__ = staticmethod(export)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -55,9 +55,9 @@ def build(
 def _create(
     name: str, image_size: tuple[int, int] | None, model_kwargs: dict[str, Any]
 ) -> torch.nn.Module:
-    source, identifier = timm.models.parse_model_name(name) if ":" in name else ("", name)
-    architecture = identifier.partition(".")[0]
-    if not source and not timm.is_model(architecture):
+    remote = name.startswith(_SOURCES)
+    architecture = name.partition(".")[0]
+    if not remote and not timm.is_model(architecture):
         close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
         raise InputError(f"timm has no model {name!r}; {hint}")
@@ -65,10 +65,12 @@ def _create(
         model_kwargs["img_size"] = image_size
     try:
         return timm.create_model(name, **model_kwargs)
-    except TypeError as error:
-        raise InputError(f"timm cannot build {name}: {one_line(error)}") from error
-    except Exception as error:  # downloads, configurations and constructors raise anything
-        raise ModelError(f"timm cannot build {name}: {one_line(error)}") from error
+    except Exception as error:  # constructors, configurations and downloads raise anything
+        kind = ModelError if remote or model_kwargs.get("pretrained") else InputError
+        raise kind(f"timm cannot build {name}: {one_line(error)}") from error
+
+
+_SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
 
 
 def _load(module: torch.nn.Module, checkpoint: Path) -> None:
@@ -77,7 +79,10 @@ def _load(module: torch.nn.Module, checkpoint: Path) -> None:
     try:
         state = timm.models.load_state_dict(str(checkpoint))
     except Exception as error:  # pickle, zip and safetensors each have their own
-        raise ModelError(f"checkpoint {checkpoint} cannot be read: {one_line(error)}") from error
+        raise ModelError(
+            f"checkpoint {checkpoint} cannot be read ({type(error).__name__}); expected a state "
+            "dict in a .safetensors file or saved by torch.save"
+        ) from error
     if mismatch := _mismatch(module, state):
         # Published checkpoints of other layouts or sizes: the architecture's own conversion.
         convert = getattr(_home(module), "checkpoint_filter_fn", None)

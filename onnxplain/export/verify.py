@@ -30,13 +30,7 @@ BATCHES = (1, 3)
 TOLERANCE = 1e-4
 
 
-def verify(
-    module: torch.nn.Module,
-    files: Iterable[Path],
-    contract: Contract,
-    *,
-    tolerance: float = TOLERANCE,
-) -> dict[str, Any]:
+def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -> dict[str, Any]:
     """Compares every output of every file with torch, in batches of 1 and of 3.
 
     Each batch is run once with normal noise and once with smooth pictures within the range of the
@@ -48,7 +42,6 @@ def verify(
         module: The model as the user has it; left unchanged.
         files: ONNX files that share `contract`'s names.
         contract: Tells the input size, the names and the number of layers.
-        tolerance: Largest relative difference allowed.
 
     Returns:
         What goes into the contract: `framework`, `version`, `batches`, `tolerance` and
@@ -56,7 +49,7 @@ def verify(
         arithmetic do not change the file.
 
     Raises:
-        VerificationError: A difference above `tolerance`, or layers that torch does not show.
+        VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
         ModelError: onnxruntime cannot run a file.
     """
     runs = list(_runs(module, contract))
@@ -72,10 +65,10 @@ def verify(
                         "(verify=False)"
                     )
                 difference = relative_difference(found, expected[name])
-                if not difference <= tolerance:  # NaN too
+                if not difference <= TOLERANCE:  # NaN too
                     raise VerificationError(
                         f"{name} differs from torch by {difference:.2g} of its largest value, "
-                        f"allowed is {tolerance:g}; nothing was written"
+                        f"allowed is {TOLERANCE:g}; nothing was written"
                     )
                 quantity = name.partition(".")[0]
                 worst[quantity] = max(worst.get(quantity, 0.0), difference)
@@ -83,7 +76,7 @@ def verify(
         "framework": "torch",
         "version": torch.__version__,
         "batches": list(BATCHES),
-        "tolerance": tolerance,
+        "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
     }
 

@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
+from onnxplain.errors import DeviceError, MissingDependencyError, ModelError, OnnxplainError
 
-from onnxplain.errors import DeviceError, ModelError, OnnxplainError
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise MissingDependencyError(
+        f"onnxruntime cannot be imported ({error}); install onnxplain[cpu] or onnxplain[gpu]"
+    ) from error
 
 __all__ = ["Device", "candidates", "open_session"]
 

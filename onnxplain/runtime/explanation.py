@@ -191,10 +191,8 @@ class Explanation:
         return [self._save_as(path, kind, overlay)]
 
     def _save_as(self, path: Path, kind: str, overlay: dict[str, Any]) -> Path:
-        for picture in self.pictures:
-            if picture.path is not None and path.exists() and picture.path.exists():
-                if path.samefile(picture.path):
-                    raise InputError(f"{path}: is the picture itself; write somewhere else")
+        if any(_same_file(path, picture.path) for picture in self.pictures):
+            raise InputError(f"{path}: is the picture itself; write somewhere else")
         if kind == "npy":
             grid = self.grid[0] if len(self) == 1 else self.grid
             _write(path, lambda file: np.save(file, grid))
@@ -276,6 +274,10 @@ def _stems(pictures: tuple[Picture, ...]) -> list[str]:
         taken.add(stem.casefold())
         stems.append(stem)
     return stems
+
+
+def _same_file(path: Path, other: Path | None) -> bool:
+    return other is not None and path.exists() and other.exists() and path.samefile(other)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:

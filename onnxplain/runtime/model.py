@@ -6,15 +6,17 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxplain.contract import GRAPH_KINDS, KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
 from onnxplain.runtime.devices import Device, candidates, open_session
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 __all__ = ["Model"]
 
@@ -25,7 +27,7 @@ class _Graph:
     def __init__(self, path: Path, outputs: Collection[str] = ()) -> None:
         self.path = path
         self.outputs = set(outputs)
-        self.session: ort.InferenceSession | None = None
+        self.session: InferenceSession | None = None
         self.takes: set[str] = set()
         self.requires: set[str] = set()
 

@@ -1,0 +1,78 @@
+"""How the command line talks and ends: exit statuses, one-line errors, summaries, a bar."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from onnxplain.errors import OnnxplainError
+
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress"]
+
+SOME_FAILED = 1
+UNUSABLE = 2
+INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+
+
+class Commands(TyperGroup):
+    """The commands, with one way out: an error is one line on stderr and an exit status."""
+
+    def main(self, args: Any = None, *positional: Any, **options: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):  # a name that they cannot show is no failure
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        debug = "--debug" in (sys.argv[1:] if args is None else args)
+        options["standalone_mode"] = False
+        try:
+            status = super().main(args, *positional, **options)
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            complain(_one_line(error))
+            status = UNUSABLE
+        if status == INTERRUPTED:
+            complain("interrupted")
+        sys.exit(status or 0)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, typer.TyperException):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "onnxplain"
+        return f"{error.format_message()} ({command} --help tells more)"
+    if isinstance(error, OnnxplainError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"unexpected {type(error).__name__}: {error} (--debug shows where)"
+
+
+def complain(message: str) -> None:
+    print("onnxplain:", " ".join(message.split()), file=sys.stderr)
+
+
+def print_json(**summary: Any) -> None:
+    print(json.dumps(summary, indent=2))
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
