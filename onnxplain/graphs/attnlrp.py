@@ -2,9 +2,10 @@
 
 Relevance R of a value x travels as the coefficient c = R / x. The epsilon rule of a linear map then
 is the gradient rule (y c over y cancels, so its epsilon is 0), the softmax rule, the first term of
-its Taylor expansion, is the gradient of the softmax, and a sum passes c on: R is divided by a value
-only where a rule says R_x = R_y. It costs about one backward pass. The walk starts from c = 1 at
-the target, which is R = logit; the relevance of a tap is c times its value.
+its Taylor expansion, is the gradient of the softmax, and a sum passes c on. A LayerNormalization is
+linear but for its deviation, which the identity rule makes a constant. R is divided by a value only
+where a nonlinearity of single elements has R_x = R_y. It costs about one backward pass. The walk
+starts from c = 1 at the target, which is R = logit; the relevance of a tap is c times its value.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import replace
 
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
-from onnxplain.graphs.relevance import PASSES, again, back, is_scale, unbiased
+from onnxplain.graphs.gradient.reductions import normalisation
+from onnxplain.graphs.relevance import PASSES, again, back, scaled_factor, unbiased
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = ["attn_lrp"]
 
-EPSILON = 1e-6
+EPSILON = 1e-9
 
 Coefficients = Sequence[Tensor | None]
 Results = Sequence[Tensor | Cotangent | None]
@@ -39,7 +41,28 @@ def first(c: Coefficients) -> Tensor:
 
 def identity(s: Step, c: Coefficients) -> Results:
     """R_x = R_y, so c_x = c y / x."""
-    return (stabilised(s.b, s.b.mul(first(c), s.y), s.input(0)),)
+    return (unchanged(s, c, 0),)
+
+
+def unchanged(s: Step, c: Coefficients, i: int) -> Tensor:
+    return stabilised(s.b, s.b.mul(first(c), s.y), s.input(i))
+
+
+def shift(s: Step, c: Coefficients) -> Results:
+    """A sum passes c on, and with it R a / (a + b); one number for all elements takes nothing, as
+    the 1 of a GELU written out with 1 + erf."""
+    for i in (0, 1):
+        if s.fixed(i) and all(d == 1 for d in s.input(i).shape):
+            result = unchanged(s, c, 1 - i)
+            return (None, result) if i == 0 else (result,)
+    return GRADIENT[s.node.op_type](s, c)
+
+
+def layer_normalization(s: Step, c: Coefficients) -> Results:
+    """x - mean and the affine map are linear, the deviation is a constant: r (cw - mean(cw))."""
+    b, (axes, _, r) = s.b, normalisation(s)
+    cw = b.mul(first(c), s.input(1))
+    return (b.mul(b.sub(cw, b.mean(cw, axes)), r),)
 
 
 def halved(vjp: Rule) -> Rule:
@@ -53,20 +76,19 @@ def halved(vjp: Rule) -> Rule:
 
 def multiplication(s: Step, c: Coefficients) -> Results:
     """A scale is a constant; two activations get half each."""
-    if s.node.op_type == "Div" or is_scale(s, 1):
-        wants = [True, False]
-    elif is_scale(s, 0):
-        wants = [False, True]
-    else:
+    if (scaled := scaled_factor(s)) is None:
         return halved(GRADIENT["Mul"])(s, c)
-    return GRADIENT[s.node.op_type](replace(s, wants=wants), c)
+    if scaled == 1 and s.node.op_type == "Div":
+        return None, unchanged(s, c, 1)
+    return GRADIENT[s.node.op_type](replace(s, wants=[i == scaled for i in (0, 1)]), c)
 
 
 def linear(gamma: float) -> Rule:
     """The epsilon rule; with `gamma`, contributions of the sign of y count 1 + gamma times.
 
-    With n = |x| |W|, the contributions of that sign sum to (y + sign(y) n) / 2, so the denominator
-    is y + gamma / 2 (y + sign(y) n), and R_x takes three products.
+    A bias takes its share R bias / (y + bias) first, whether it is part of the operator or added by
+    the next. With n = |x| |W|, the contributions of the sign of y = x W sum to (y + sign(y) n) / 2,
+    so the denominator is y + gamma / 2 (y + sign(y) n), and R_x takes three products.
     """
 
     def rule(s: Step, c: Coefficients) -> Results:
@@ -78,10 +100,11 @@ def linear(gamma: float) -> Rule:
         b, i = s.b, 0 if s.wants[0] else 1
         x, weight = s.input(i), s.input(1 - i)
         size, absolute = b.unary("Abs", x), b.unary("Abs", weight)
-        y, sign = unbiased(s), b.unary("Sign", s.y)
+        y = unbiased(s)
+        sign = b.unary("Sign", y)
         favoured = b.add(y, b.mul(sign, again(s, i, size, absolute)))
-        total = b.add(s.y, b.mul(favoured, gamma / 2))
-        share = stabilised(b, b.mul(first(c), s.y), total)
+        total = b.add(y, b.mul(favoured, gamma / 2))
+        share = stabilised(b, b.mul(first(c), y), total)
         own = b.mul(back(s, i, share, weight), 1 + gamma / 2)
         extra = b.mul(
             b.mul(back(s, i, b.mul(share, sign), absolute), gamma / 2), b.unary("Sign", x)
@@ -95,9 +118,10 @@ def linear(gamma: float) -> Rule:
 def attn_lrp(*, gamma: float = 0.0) -> dict[str, Rule]:
     """The table; `gamma` > 0 takes the gamma rule for linear maps and the patch embedding."""
     rules = dict(GRADIENT)
-    rules.update(
-        dict.fromkeys(set(PASSES) - {"Softmax", "LogSoftmax", "BatchNormalization"}, identity)
-    )
+    pointwise = set(PASSES) - {"Softmax", "LogSoftmax", "BatchNormalization"}
+    rules.update(dict.fromkeys(pointwise, identity))
+    rules["LayerNormalization"] = layer_normalization
+    rules.update(dict.fromkeys(("Add", "Sub"), shift))
     rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), linear(gamma)))
     rules.update(dict.fromkeys(("Mul", "Div"), multiplication))
     return rules

@@ -18,7 +18,7 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
-__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "divide", "is_scale", "unbiased"]
+__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "scaled_factor", "unbiased"]
 
 EPSILON = 1e-9
 
@@ -29,7 +29,8 @@ MOVES = (
 )
 PASSES = (
     "BatchNormalization", "Clip", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
-    "LayerNormalization", "LogSoftmax", "Relu", "Sigmoid", "Softmax", "Softplus", "Tanh",
+    "LayerNormalization", "Log", "LogSoftmax", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softmax",
+    "Softplus", "Sqrt", "Tanh",
 )
 # fmt: on
 
@@ -151,39 +152,47 @@ def product(s: Step, r: Relevances) -> Results:
 
 def multiplication(s: Step, r: Relevances) -> Results:
     """A scale passes relevance on to what it scales; two activations get half each."""
-    if s.node.op_type == "Div" or is_scale(s, 1):
-        return (first(r),)
-    if is_scale(s, 0):
-        return None, first(r)
+    if (scaled := scaled_factor(s)) is not None:
+        return _at(scaled, first(r))
     half = s.b.mul(first(r), 0.5)
-    return half, half
+    return [s.b.unbroadcast(half, s.input(i).shape) for i in (0, 1)]
 
 
-def is_scale(s: Step, i: int) -> bool:
-    """Whether factor `i` is a constant, or one per token repeated over the features.
+def scaled_factor(s: Step) -> int | None:
+    """Which operand of a Mul or Div the other one scales; None for two activations."""
+    if s.fixed(0):
+        return 1
+    if s.node.op_type == "Div" or s.fixed(1) or is_spread(s, 1):
+        return 0
+    return 1 if is_spread(s, 0) else None
 
-    Such a factor is the inverse deviation of a normalisation written out.
+
+def is_spread(s: Step, i: int) -> bool:
+    """Whether operand `i` is one number per token, repeated over the features.
+
+    Such an operand is the mean or the deviation of a normalisation written out.
     """
-    return s.fixed(i) or s.input(i).shape[-1:] != s.y.shape[-1:]
+    return s.input(i).shape[-1:] != s.y.shape[-1:]
 
 
 def addition(balance: bool) -> Rule:
     """S = R / (a + b); R_a = a S, R_b = b S; with `balance`, each rescaled by its share of sums.
 
-    A constant per feature (a bias) takes nothing.
+    A constant per feature (a bias) takes nothing, nor does one number per token (a mean).
     """
 
     def rule(s: Step, r: Relevances) -> Results:
         b = s.b
-        for i in (0, 1):
-            if s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1]):
+        for i in (1, 0):
+            bias = s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1])
+            if bias or is_spread(s, i):
                 return _at(1 - i, first(r))
         share = divide(b, first(r), s.y)
         parts = [b.mul(s.input(i), share) for i in (0, 1)]
+        if s.node.op_type == "Sub":
+            parts[1] = b.neg(parts[1])
         if balance:
             parts = _balanced(b, parts, first(r))
-        sign = -1 if s.node.op_type == "Sub" else 1
-        parts[1] = parts[1] if sign == 1 else b.neg(parts[1])
         return [b.unbroadcast(p, s.input(i).shape) for i, p in enumerate(parts)]
 
     return rule
