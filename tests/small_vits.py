@@ -7,14 +7,14 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import SwiGLU
+from timm.layers.mlp import SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
 __all__ = ["CONFIGURATIONS", "small_vit", "stir"]
 
 
-def stir(module: torch.nn.Module) -> torch.nn.Module:
+def stir(module: Any) -> Any:
     """Random values everywhere: the zero biases and unit scales of fresh models hide errors."""
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
@@ -27,7 +27,7 @@ def stir(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def small_vit(cls: type[torch.nn.Module] = VisionTransformer, **changes: Any) -> torch.nn.Module:
+def small_vit(cls: type[torch.nn.Module] = VisionTransformer, **changes: Any) -> Any:
     """Two blocks of four heads on 32x32 pixels in patches of 8, ten classes."""
     torch.manual_seed(3)
     arguments = {
@@ -41,13 +41,19 @@ def small_vit(cls: type[torch.nn.Module] = VisionTransformer, **changes: Any) ->
     return stir(cls(**{**arguments, **changes}))
 
 
-def _registers() -> torch.nn.Module:
+def _registers() -> Any:
     torch.manual_seed(3)
-    size = {"img_size": 56, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
+    size: dict[str, Any] = {
+        "img_size": 56,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 4,
+        "num_classes": 10,
+    }
     return stir(timm.create_model("vit_small_patch14_reg4_dinov2", **size))
 
 
-CONFIGURATIONS: dict[str, Callable[[], torch.nn.Module]] = {
+CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "class token": small_vit,
     "mean pooling, no class token": lambda: small_vit(global_pool="avg", class_token=False),
     "distilled": lambda: small_vit(VisionTransformerDistilled),

@@ -354,3 +354,12 @@ def test_the_display_says_when_there_is_nothing_to_show(explainer: ox.Explainer)
     values[:] = 3e38
     assert "degenerate" in explainer.explain(values)._repr_html_()
     assert "degenerate" not in explainer.explain(PIXELS, method="rollout")._repr_html_()
+
+
+def test_results_print_on_one_line(explainer: ox.Explainer) -> None:
+    result = explainer.explain(PIXELS, method="gradcam", target=1)
+    assert repr(result) == (
+        "Explanation(method='gradcam', labels=('Egyptian cat',), grid=(1, 2, 2))"
+    )
+    taps = explainer.taps(PIXELS, target=1, kinds=["features"])
+    assert repr(taps) == "Taps(target=[1], with logits, features)"

@@ -12,6 +12,7 @@ from small_vits import CONFIGURATIONS
 import onnxplain as ox
 from onnxplain.contract import METHODS
 from onnxplain.export.plain import inference_form
+from onnxplain.export.timm_models import prefix_tokens
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import relative_difference
 
@@ -24,13 +25,15 @@ def test_gradients_equal_autograd(name: str, tmp_path: Path) -> None:
     module = CONFIGURATIONS[name]()
     report = ox.export(module, tmp_path / "vit.onnx", verify=False)
     assert tuple(report.contract.methods) == tuple(METHODS)
+    assert report.contract.tokens.prefix == prefix_tokens(module)
     images = torch.randn(3, 3, *report.contract.input.size, generator=torch.manual_seed(0))
     target = torch.tensor([4, 0, 9])
     with inference_form(module) as frozen:
         expected = torch_taps(frozen, images, target)
     found = ox.Explainer(tmp_path / "vit.onnx", device="cpu").taps(
-        images.numpy(), target=target.numpy()
+        images.numpy(), target=target.tolist()
     )
+    assert found.attention is not None and found.attention_gradient is not None
     pairs = [
         (found.logits, expected.logits),
         (found.features, expected.features),
@@ -39,6 +42,7 @@ def test_gradients_equal_autograd(name: str, tmp_path: Path) -> None:
         *zip(found.attention_gradient, expected.attention_gradient, strict=True),
     ]
     for ours, theirs in pairs:
+        assert ours is not None and theirs is not None
         assert np.abs(theirs.numpy()).max() > 0
         assert ours.shape == tuple(theirs.shape)
         assert relative_difference(ours, theirs.numpy()) < TOLERANCE

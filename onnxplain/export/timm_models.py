@@ -30,7 +30,7 @@ def build(
     checkpoint: Path | None,
     image_size: tuple[int, int] | None,
     model_kwargs: Mapping[str, Any],
-) -> torch.nn.Module:
+) -> Any:
     """The module to export, with its weights.
 
     Raises:

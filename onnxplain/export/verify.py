@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,7 +58,8 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
         ModelError: onnxruntime cannot run a file.
     """
-    runs = list(_runs(module, contract))
+    with _one_torch_thread():
+        runs = list(_runs(module, contract))
     worst: dict[str, float] = {}
     for path in files:
         session = _open(path)
@@ -94,6 +96,17 @@ def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
         return math.inf
     scale = float(np.abs(expected).max()) or 1.0
     return float(np.abs(found.reshape(expected.shape) - expected).max()) / scale
+
+
+@contextlib.contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """More threads sum in another order on every machine, and stall on a busy one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 _Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]  # feed, expected outputs
@@ -149,8 +162,10 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
 
 
 def _open(path: Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # it warns that `target` has a default, which is meant
     try:
-        return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has no public base class
         raise ModelError(f"onnxruntime cannot open {path.name}: {one_line(error)}") from error
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.reductions import normalisation
-from onnxplain.graphs.relevance import PASSES, again, back, scaled_factor, unbiased
+from onnxplain.graphs.relevance import PASSES, again, back, only, scaled_factor, unbiased
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = ["attn_lrp"]
@@ -53,8 +53,7 @@ def shift(s: Step, c: Coefficients) -> Results:
     the 1 of a GELU written out with 1 + erf."""
     for i in (0, 1):
         if s.fixed(i) and all(d == 1 for d in s.input(i).shape):
-            result = unchanged(s, c, 1 - i)
-            return (None, result) if i == 0 else (result,)
+            return only(1 - i, unchanged(s, c, 1 - i))
     return GRADIENT[s.node.op_type](s, c)
 
 
@@ -79,7 +78,7 @@ def multiplication(s: Step, c: Coefficients) -> Results:
     if (scaled := scaled_factor(s)) is None:
         return halved(GRADIENT["Mul"])(s, c)
     if scaled == 1 and s.node.op_type == "Div":
-        return None, unchanged(s, c, 1)
+        return only(1, unchanged(s, c, 1))
     return GRADIENT[s.node.op_type](replace(s, wants=[i == scaled for i in (0, 1)]), c)
 
 
@@ -109,8 +108,7 @@ def linear(gamma: float) -> Rule:
         extra = b.mul(
             b.mul(back(s, i, b.mul(share, sign), absolute), gamma / 2), b.unary("Sign", x)
         )
-        result = b.add(own, extra)
-        return (result,) if i == 0 else (None, result)
+        return only(i, b.add(own, extra))
 
     return rule
 

@@ -153,13 +153,12 @@ def _kept(
 
 def reduced_axes(node: ir.Node, rank: int, facts: dict[ir.Value, Facts]) -> list[int]:
     """Axes that a Reduce operator sums, averages or maximises over (attribute or input)."""
-    axes: Sequence[int] = range(rank)
     attribute = node.attributes.get("axes")
-    if attribute is not None:
-        axes = attribute.as_ints()
-    elif len(node.inputs) > 1 and node.inputs[1] is not None:
+    axes: Sequence[int] = () if attribute is None else attribute.as_ints()
+    if len(node.inputs) > 1 and node.inputs[1] is not None:
         constant = facts[node.inputs[1]].constant
-        axes = range(rank) if constant is None else [int(a) for a in constant]
-    elif (skip := node.attributes.get("noop_with_empty_axes")) is not None and skip.as_int():
-        axes = ()
+        axes = () if constant is None else [int(a) for a in constant]
+    if not axes:  # none given, or an empty list
+        skip = node.attributes.get("noop_with_empty_axes")
+        axes = () if skip is not None and skip.as_int() else range(rank)
     return sorted(axis % rank for axis in axes)

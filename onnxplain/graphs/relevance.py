@@ -18,7 +18,7 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
-__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "scaled_factor", "unbiased"]
+__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "only", "scaled_factor", "unbiased"]
 
 EPSILON = 1e-9
 
@@ -79,7 +79,7 @@ def linear(s: Step, r: Relevances) -> Results:
     total = b.add(unbiased(s), again(s, i, size, weight))
     share = divide(b, first(r), total, 2 * EPSILON)
     signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
-    return _at(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
+    return only(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
 
 
 def linear_apart(s: Step, r: Relevances) -> Results:
@@ -90,7 +90,7 @@ def linear_apart(s: Step, r: Relevances) -> Results:
         x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
         share = divide(b, first(r), again(s, i, x, weight))
         parts.append(b.mul(x, back(s, i, share, weight)))
-    return _at(i, b.add(*parts))
+    return only(i, b.add(*parts))
 
 
 def bounded(s: Step, r: Relevances) -> Results:
@@ -112,8 +112,9 @@ def _operands(s: Step) -> tuple[int, int]:
     return (0, 1) if s.wants[0] else (1, 0)
 
 
-def _at(i: int, result: Tensor) -> Results:
-    return (result,) if i == 0 else (None, result)
+def only(i: int, result: Tensor) -> Results:
+    """For a rule of two operands of which one gets everything."""
+    return (result, None) if i == 0 else (None, result)
 
 
 def again(s: Step, i: int, x: Tensor, weight: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def product(s: Step, r: Relevances) -> Results:
 def multiplication(s: Step, r: Relevances) -> Results:
     """A scale passes relevance on to what it scales; two activations get half each."""
     if (scaled := scaled_factor(s)) is not None:
-        return _at(scaled, first(r))
+        return only(scaled, first(r))
     half = s.b.mul(first(r), 0.5)
     return [s.b.unbroadcast(half, s.input(i).shape) for i in (0, 1)]
 
@@ -186,7 +187,7 @@ def addition(balance: bool) -> Rule:
         for i in (1, 0):
             bias = s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1])
             if bias or is_spread(s, i):
-                return _at(1 - i, first(r))
+                return only(1 - i, first(r))
         share = divide(b, first(r), s.y)
         parts = [b.mul(s.input(i), share) for i in (0, 1)]
         if s.node.op_type == "Sub":

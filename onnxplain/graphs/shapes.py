@@ -136,7 +136,7 @@ def _visit(
         array = np.array(dims, np.int64)
         facts[node.outputs[0]] = Facts(array.shape, ir.DataType.INT64, array)
         return
-    proto = ir.to_proto(node)
+    proto = ir.serde.serialize_node(node)
     constant = all(fact.constant is not None for fact in inputs.values())
     types = _infer_types(node, proto, inputs, opsets, versions)
     if constant and _is_small(types):

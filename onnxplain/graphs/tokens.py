@@ -46,9 +46,9 @@ def _merges(
         return
     for axis in (1, 2):
         h, w = shape[axis : axis + 2]
-        joined = isinstance(h, int) and isinstance(w, int)
-        if joined and out == (*shape[:axis], h * w, *shape[axis + 2 :]):
-            assert isinstance(h, int) and isinstance(w, int)
+        if not isinstance(h, int) or not isinstance(w, int):
+            continue
+        if out == (*shape[:axis], h * w, *shape[axis + 2 :]):
             yield node.outputs[0], axis, (h, w)
 
 

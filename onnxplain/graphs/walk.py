@@ -223,14 +223,24 @@ def _apply(
         x = [None if v is None else b.of(v) for v in node.inputs]
         dots = None if only is None or only.range is not None else only.dots
         step = Step(node, b, x, b.of(node.outputs[0]), wants, dots=dots)
-        results = rule(step, [None if c is None else dense(b, c) for c in gathered])
+        results = _results(rule, step, [None if c is None else dense(b, c) for c in gathered])
         return [_wrap(b, result, None, None) for result in results]
     x = [_slice(b, v, axis, place) for v, axis in zip(node.inputs, source, strict=True)]
     y = _slice(b, node.outputs[0], place.axis, place)
     assert y is not None
     step = Step(node, b, x, y, wants, place, only.dots)
-    results = rule(step, [only.tensor, *(None for _ in gathered[1:])])
+    results = _results(rule, step, [only.tensor, *(None for _ in gathered[1:])])
     return [_wrap(b, result, axis, place) for result, axis in zip(results, source, strict=False)]
+
+
+def _results(
+    rule: Rule, step: Step, cotangents: Sequence[Tensor | None]
+) -> Sequence[Tensor | Cotangent | None]:
+    results = rule(step, cotangents)
+    for i, wanted in enumerate(step.wants[len(results) :], len(results)):
+        if wanted:
+            raise step.refuse(f"its input {i} depends on the attention")
+    return results
 
 
 def _slice(b: Builder, value: ir.Value | None, axis: int | None, place: Range) -> Tensor | None:

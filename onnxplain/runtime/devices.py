@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,12 @@ _INSTALL = {
 }
 # TensorRT is left out: it spends minutes on building an engine, which nobody asked for.
 _AUTO = ("cuda", "openvino", "cpu")
+_LIBRARIES = {
+    "CUDAExecutionProvider": "install the NVIDIA driver and onnxruntime-gpu[cuda,cudnn]",
+    "TensorrtExecutionProvider": "install the NVIDIA driver, onnxruntime-gpu[cuda,cudnn], TensorRT",
+    "OpenVINOExecutionProvider": "install openvino",
+}
+_WARNINGS = 2  # onnxruntime's default
 _FATAL_ONLY = 4  # every failure comes back as an exception; onnxruntime need not print it as well
 
 
@@ -144,13 +151,13 @@ def open_session(
         options.intra_op_num_threads = threads
     failure: OnnxplainError | None = None
     for device in devices:
-        if "CUDAExecutionProvider" in dict(device.providers) and hasattr(ort, "preload_dlls"):
-            with contextlib.redirect_stdout(io.StringIO()):
-                ort.preload_dlls()  # finds CUDA and cuDNN where pip has put them
         try:
-            session = ort.InferenceSession(
-                os.fspath(path), options, providers=device.providers, enable_fallback=0
-            )
+            with _quiet(device):
+                if _PROVIDERS["cuda"] in dict(device.providers) and hasattr(ort, "preload_dlls"):
+                    ort.preload_dlls()  # finds CUDA and cuDNN where pip has put them
+                session = ort.InferenceSession(
+                    os.fspath(path), options, providers=device.providers, enable_fallback=0
+                )
         except Exception as error:
             failure = _failure(path, device, error)
             continue
@@ -158,10 +165,36 @@ def open_session(
         if not missing:
             return session, device
         failure = DeviceError(
-            f"device {device.name!r}: {missing[0]} could not be loaded; its libraries (CUDA, cuDNN "
-            "or the driver) are missing or of another version than this onnxruntime needs"
+            f"device {device.name!r}: {missing[0]} could not be loaded: {_why(missing[0])}; "
+            + _LIBRARIES.get(missing[0], "install the libraries that it needs")
         )
     raise failure or DeviceError("no device to run on")
+
+
+@contextlib.contextmanager
+def _quiet(device: Device) -> Iterator[None]:
+    """Keeps what onnxruntime prints about a provider that fails to load off the terminal."""
+    if device.name == "cpu":
+        yield
+        return
+    ort.set_default_logger_severity(_FATAL_ONLY)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+
+
+def _why(provider: str) -> str:
+    """What keeps a provider from loading, as the dynamic linker says it."""
+    name = provider.removesuffix("ExecutionProvider").lower()
+    library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+    try:
+        ctypes.CDLL(os.fspath(library))
+    except OSError as error:
+        if "cannot open shared object file" in str(error):
+            return f"{Path(str(error).partition(':')[0]).name} is missing"
+    return "its libraries or the driver are missing or of another version"
 
 
 _MODEL_FAULTS = ("InvalidProtobuf", "InvalidGraph", "InvalidArgument", "NoSuchFile", "NoModel")
@@ -171,6 +204,7 @@ def _failure(path: Path, device: Device, error: Exception) -> OnnxplainError:
     """onnxruntime's exception as one of ours, in one line."""
     reason = " ".join(str(error).split())
     reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", reason)
+    reason = re.sub(r"^\S+\.(?:cc|h):\d+ [^)]*\)\s*", "", reason)  # where in its C++ it failed
     reason = reason.removeprefix(f"Load model from {path} failed:")
     missing = re.search(r'External data path does not exist: "(.+?)"', reason)
     if missing:

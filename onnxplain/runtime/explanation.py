@@ -74,7 +74,7 @@ def upsample(
     return heatmap, degenerate
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Explanation:
     """Maps of one method for a batch of pictures. Indexing and iterating give one picture each.
 
@@ -97,8 +97,11 @@ class Explanation:
     target: NDArray[np.int64]
     labels: tuple[str, ...]
     degenerate: NDArray[np.bool_]
-    pictures: tuple[Picture, ...] = field(repr=False)
+    pictures: tuple[Picture, ...]
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Explanation(method={self.method!r}, labels={self.labels}, grid={self.grid.shape})"
 
     def __len__(self) -> int:
         return len(self.grid)

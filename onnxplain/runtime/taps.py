@@ -29,7 +29,7 @@ SINGLE = KINDS[4:]
 """Those that are one array; the others have one per layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Taps:
     """Raw outputs of an explained model. What the file lacks or was not asked for is None.
 
@@ -58,3 +58,7 @@ class Taps:
     input_gradient: Array | None = None
     input_relevance: Array | None = None
     input_relevance_attnlrp: Array | None = None
+
+    def __repr__(self) -> str:
+        held = ["logits", *(kind for kind in KINDS if getattr(self, kind) is not None)]
+        return f"Taps(target={self.target.tolist()}, with {', '.join(held)})"
