@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
+import timm
 from conftest import ToyFile, toy_contract, toy_model
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from typer.testing import CliRunner
 
 from onnxplain.cli import app
+from onnxplain.export.plain import to_onnx
 
 UNUSABLE = 2
 
@@ -280,6 +283,61 @@ class TestOutput:
         assert os.strerror(errno.EFBIG) in line
         assert list(out.parent.iterdir()) == [out]
         assert out.read_bytes() == b"what was there before"
+
+
+@pytest.fixture(scope="module")
+def plain_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plain") / "vit.onnx"
+    module = timm.create_model("test_vit", num_classes=3, img_size=32)
+    ir.save(to_onnx(module, image_size=(32, 32)), path)
+    return path
+
+
+class TestModelOutput:
+    """What was at the place before stays there until the new file or bundle is whole."""
+
+    @pytest.fixture(params=["vit.onnx", "bundle"])
+    def place(self, request: pytest.FixtureRequest, plain_vit: Path, tmp_path: Path) -> Path:
+        out = tmp_path / "models" / str(request.param)
+        out.parent.mkdir()
+        result = CliRunner().invoke(app, ["instrument", str(plain_vit), "-o", str(out)])
+        assert result.exit_code == 0
+        return out
+
+    def test_full_disk(self, plain_vit: Path, place: Path) -> None:
+        before = snapshot(place.parent)
+        ran = real_process(
+            *("instrument", plain_vit, "-o", place, "--methods", "rollout"),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)),
+        )
+        assert (ran.returncode, ran.stdout) == (UNUSABLE, "")
+        (line,) = ran.stderr.splitlines()
+        assert os.strerror(errno.EFBIG) in line
+        assert snapshot(place.parent) == before
+
+    def test_interrupt(self, plain_vit: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before, replace = snapshot(place.parent), os.replace
+        reached: list[Path] = []
+
+        def interrupted(source: Path, destination: Path) -> None:
+            if Path(source) != place and Path(destination) == place and not reached:
+                reached.append(source)
+                raise KeyboardInterrupt
+            replace(source, destination)
+
+        monkeypatch.setattr("os.replace", interrupted)
+        command = ["instrument", str(plain_vit), "-o", str(place), "--methods", "rollout"]
+        result = CliRunner().invoke(app, command)
+        assert (result.exit_code, result.stderr) == (130, "onnxplain: interrupted\n")
+        assert reached
+        assert snapshot(place.parent) == before
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from onnxplain.export.timm_models import (
     build,
     describe_source,
     image_size_of,
-    prefix_tokens,
     preprocessing_of,
+    token_layout,
 )
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import TOLERANCE, relative_difference
@@ -248,16 +248,20 @@ def test_image_size_of_a_module_that_does_not_tell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "prefix"),
+    ("name", "prefix", "grid"),
     [
-        ("class token", ("cls",)),
-        ("mean pooling, no class token", ()),
-        ("distilled", ("cls", "dist")),
-        ("registers", ("cls", "reg0", "reg1", "reg2", "reg3")),
+        ("class token", ("cls",), (4, 4)),
+        ("mean pooling, no class token", (), (4, 4)),
+        ("distilled", ("cls", "dist"), (4, 4)),
+        ("registers", ("cls", "reg0", "reg1", "reg2", "reg3"), (4, 4)),
+        ("64 x 32 pixels", ("cls",), (8, 4)),
     ],
 )
-def test_prefix_tokens_are_named(name: str, prefix: tuple[str, ...]) -> None:
-    assert prefix_tokens(CONFIGURATIONS[name]()) == prefix
+def test_token_layout(name: str, prefix: tuple[str, ...], grid: tuple[int, int]) -> None:
+    module = CONFIGURATIONS[name]()
+    size = image_size_of(module, None)
+    assert token_layout(module, size) == {"prefix": prefix, "grid": grid}
+    assert token_layout(torch.nn.Linear(2, 2), size) is None
 
 
 def test_preprocessing_is_timms() -> None:

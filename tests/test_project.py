@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 import onnxplain
+from onnxplain.cli import app
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "onnxplain"
@@ -107,6 +110,32 @@ def test_every_module_says_what_is_public_and_stays_short(path: Path) -> None:
 def test_everything_in_all_exists() -> None:
     for name in onnxplain.__all__:
         assert getattr(onnxplain, name) is not None
+
+
+def commands_in(path: Path) -> Iterator[list[str]]:
+    """The words of every `onnxplain ...` line in the code blocks of a text."""
+    text = path.read_text(encoding="utf-8")
+    for block in re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if line.startswith("onnxplain "):
+                yield shlex.split(line, comments=True)[1:]
+
+
+def test_commands_of_the_readme_exist() -> None:
+    known = typer.main.get_command(app)
+    found = list(commands_in(ROOT / "README.md"))
+    assert {words[0] for words in found} >= {"export", "explain", "instrument"}
+    for name, *arguments in found:
+        command = known.commands[name]  # type: ignore[attr-defined]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in arguments if word.startswith("-")} <= options, name
+
+
+def test_names_of_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"\box\.(\w+)", text))
+    assert names
+    assert names <= set(onnxplain.__all__)
 
 
 def test_version_is_the_newest_in_the_changelog() -> None:

@@ -38,13 +38,13 @@ def export_model(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
     size = timm_models.image_size_of(module, requested)
-    prefix = timm_models.prefix_tokens(module)
+    tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
     explained = graphs.explain(
         to_onnx(module, image_size=size),
         bundle=path.suffix != ".onnx",
         methods=methods,
-        contract=None if prefix is None else {"tokens": {"prefix": prefix}},
+        contract=None if tokens is None else {"tokens": tokens},
         labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
         preprocessing=timm_models.preprocessing_of(
             module, size, model_kwargs.get("pretrained_cfg_overlay") or {}

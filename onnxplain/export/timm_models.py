@@ -21,7 +21,7 @@ from onnxplain.contract import Source
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export.plain import one_line
 
-__all__ = ["build", "describe_source", "image_size_of", "prefix_tokens", "preprocessing_of"]
+__all__ = ["build", "describe_source", "image_size_of", "preprocessing_of", "token_layout"]
 
 
 def build(
@@ -174,17 +174,20 @@ def preprocessing_of(
     }
 
 
-def prefix_tokens(module: torch.nn.Module) -> tuple[str, ...] | None:
-    """Names of the tokens before the patches in a timm vision transformer, or None if unknown."""
+def token_layout(module: torch.nn.Module, size: tuple[int, int]) -> dict[str, Any] | None:
+    """`prefix`, names of the tokens before the patches, and `grid`, rows and columns of patches.
+
+    None where the module is not laid out as timm's vision transformers are; the graph then has to
+    tell.
+    """
     count = getattr(module, "num_prefix_tokens", None)
-    if count is None:
+    grid_of = getattr(getattr(module, "patch_embed", None), "dynamic_feat_size", None)
+    if count is None or grid_of is None:
         return None
-    names = [
-        *(("cls",) if getattr(module, "cls_token", None) is not None else ()),
-        *(("dist",) if getattr(module, "dist_token", None) is not None else ()),
-    ]
+    names = [name for name in ("cls", "dist") if getattr(module, f"{name}_token", None) is not None]
     names += [f"reg{i}" for i in range(count - len(names))]
-    return tuple(names)
+    rows, columns = grid_of(size)
+    return {"prefix": tuple(names), "grid": (int(rows), int(columns))}
 
 
 def describe_source(name: str, module: torch.nn.Module) -> Source:

@@ -290,9 +290,4 @@ def _pad(x: Tensor, shape: Shape) -> Shape:
 def _annotate(value: ir.Value, name: str, shape: Shape, dtype: ir.DataType) -> None:
     value.name = name
     value.type = ir.TensorType(dtype)
-    value.shape = ir.Shape([d if isinstance(d, int) else _symbol(d) for d in shape])
-
-
-def _symbol(dim: Dim) -> str:
-    assert isinstance(dim, Batch)
-    return "batch" if dim.factor == 1 else f"{dim.factor}*batch"
+    value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in shape])

@@ -34,8 +34,8 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
-from onnxplain.graphs.shapes import Batch
 from onnxplain.graphs.structure import Structure, analyse
+from onnxplain.graphs.taps import Layout
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 
 __all__ = ["SINGLE", "Explained", "explain"]
@@ -194,14 +194,15 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     outputs: dict[str, Tensor] = {}
     for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
         if layer.attention:
-            outputs[attention_name(i)] = _per_head(b, b.of(tap.value), tap.heads)
+            outputs[attention_name(i)] = _canonical(b, b.of(tap.value), tap.layout)
+    layouts = {tap.value: tap.layout for tap in found.taps}
     if contract.features:
         assert found.features is not None
-        outputs[FEATURES] = b.of(found.features)
+        layouts[found.features.value] = found.features.layout
+        outputs[FEATURES] = _canonical(b, b.of(found.features.value), found.features.layout)
     walks = [(rules, taps) for rules, taps in _walks(contract, found) if taps]
     if walks:
         seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
-    heads = {tap.value: tap.heads for tap in found.taps}
     for rules, taps in walks:
         arrived = walk(b, {found.logits: seed}, taps.values(), rules)
         for name, value in taps.items():
@@ -210,7 +211,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
             result = dense(b, arrived[value])
             if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
                 result = b.mul(result, b.of(value))
-            outputs[name] = _per_head(b, result, heads[value]) if value in heads else result
+            layout = layouts.get(value)  # the image is as it should be
+            outputs[name] = result if layout is None else _canonical(b, result, layout)
     for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
@@ -225,7 +227,7 @@ def _walks(
     layers = list(enumerate(zip(contract.layers, found.taps, strict=True)))
     gradient = {attention_gradient_name(i): t.value for i, (a, t) in layers if a.gradient}
     if contract.features_gradient and found.features is not None:
-        gradient[FEATURES_GRADIENT] = found.features
+        gradient[FEATURES_GRADIENT] = found.features.value
     relevance = {attention_relevance_name(i): t.value for i, (a, t) in layers if a.relevance}
     plain = {attention_relevance_lrp_name(i): t.value for i, (a, t) in layers if a.relevance_lrp}
     if contract.input_relevance:
@@ -272,13 +274,9 @@ def _free_names(graph: ir.Graph, contract: Contract) -> None:
                 value.name = f"{value.name}/source"
 
 
-def _per_head(b: Builder, x: Tensor, heads: int) -> Tensor:
-    """[batch, heads, n, m] of [batch * heads, n, m]."""
-    if x.rank == 4:
-        return x
-    size = x.shape[0]
-    batch = Batch(1) if isinstance(size, Batch) else size // heads
-    return b.reshape(x, (batch, heads, *x.shape[1:]))
+def _canonical(b: Builder, x: Tensor, layout: Layout) -> Tensor:
+    """The tensor with the axes that the contract promises."""
+    return b.reshape(b.transpose(b.reshape(x, layout.split), layout.perm), layout.shape)
 
 
 def _target(graph: ir.Graph) -> Tensor:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
 
-__all__ = ["Batch", "Dim", "Facts", "Shape", "infer"]
+__all__ = ["Batch", "Dim", "Facts", "Shape", "infer", "show"]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
 FOLDED = 4096  # integer values up to this many elements are computed; weights are not
@@ -30,9 +30,17 @@ class Batch:
 
     factor: int = 1
 
+    def __str__(self) -> str:
+        return "batch" if self.factor == 1 else f"{self.factor}*batch"
+
 
 Dim = int | Batch
 Shape = tuple[Dim, ...]
+
+
+def show(shape: Shape) -> str:
+    """The shape as messages give it: [batch, 3, 224, 224]."""
+    return f"[{', '.join(str(size) for size in shape)}]"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import onnx_ir as ir
 
 from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs.shapes import Batch, Facts, infer
-from onnxplain.graphs.taps import Tap, attention_input, dependents, find_taps
+from onnxplain.graphs.axes import Place, trace, volume
+from onnxplain.graphs.shapes import Facts, infer, show
+from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps
 from onnxplain.graphs.tokens import find_readout, find_tokens
 
 __all__ = ["OPSETS", "Structure", "analyse"]
@@ -27,15 +30,20 @@ class Structure:
     size: tuple[int, int]
     batch: int | None
     taps: tuple[Tap, ...]
-    features: ir.Value | None
+    features: Features | None
     prefix: int | None  # None, like grid: not found
     grid: tuple[int, int] | None
     readout: Readout | None
     facts: dict[ir.Value, Facts]
 
 
-def analyse(model: ir.Model) -> Structure:
+def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     """Finds everything that `Structure` names.
+
+    Args:
+        model: The model.
+        logits: Name of the output that holds the logits; None: the only one of shape
+            [batch, classes], or the one of these that is called logits.
 
     Raises:
         UnsupportedModelError: The model is not a plain ViT with global attention, with the reason.
@@ -44,44 +52,68 @@ def analyse(model: ir.Model) -> Structure:
     _check_operators(model)
     image = _image(graph)
     facts = infer(model, image)
-    size = facts[image].shape[2:]
+    batch, _, height, width = facts[image].shape
+    assert isinstance(height, int) and isinstance(width, int)
     live = dependents(graph, image)
-    logits, classes = _logits(graph, facts, live)
-    taps = find_taps(graph, facts, live)
+    _check_precision(graph, facts, live)
+    found_logits, classes = _logits(graph, facts, live, image, logits)
+    images = trace(graph, facts, image, Place(0, volume([batch])))
+    taps = find_taps(graph, facts, live, images)
+    _check_layers(graph, taps)
+    features = find_features(taps[-1], facts, live, images)
+    if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
+        raise UnsupportedModelError(
+            f"attention {taps[-1].value.name} has shape {show(facts[taps[-1].value].shape)} and no "
+            "input [batch, tokens, dim]: attention within windows; expected global attention"
+        )
+    found = find_tokens(graph, facts, image, taps)
+    return Structure(
+        image=image,
+        logits=found_logits,
+        classes=classes,
+        size=(height, width),
+        batch=batch if isinstance(batch, int) else None,
+        taps=tuple(taps),
+        features=features,
+        prefix=found[0] if found else None,
+        grid=found[1] if found else None,
+        readout=find_readout(graph, facts, taps[-1], found_logits),
+        facts=facts,
+    )
+
+
+def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
+    """Refuses attention that is not one global layer after the other."""
     if not taps:
         raise UnsupportedModelError(
             "no attention found: expected a Softmax that multiplies value vectors computed from "
             "the image (a fused Attention operator hides it)"
         )
-    uneven = [t for t in taps if (t.queries, t.keys) != (taps[0].queries, taps[0].queries)]
-    batch = facts[image].shape[0]
-    if uneven or any(_windows(t, facts, taps[0].heads) for t in taps):
-        raise UnsupportedModelError(
-            "the attention layers do not all span the same tokens (windowed, pooled or "
-            "class attention); expected global attention in every layer"
-        )
-    found = find_tokens(graph, facts, taps[0], live)
-    height, width = size
-    assert isinstance(height, int) and isinstance(width, int)
-    return Structure(
-        image=image,
-        logits=logits,
-        classes=classes,
-        size=(height, width),
-        batch=batch if isinstance(batch, int) else None,
-        taps=tuple(taps),
-        features=attention_input(taps[-1], facts, live),
-        prefix=found[0] if found else None,
-        grid=found[1] if found else None,
-        readout=find_readout(taps[-1], facts, logits),
-        facts=facts,
-    )
+    for tap in taps:
+        if tap.queries != tap.keys or tap.keys != taps[0].keys:
+            raise UnsupportedModelError(
+                f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
+                f"first one {taps[0].queries} and {taps[0].keys}: pooled, windowed or class "
+                "attention; expected global attention over the same tokens in every layer"
+            )
+    for tap, following in pairwise(taps):
+        if following.value not in dependents(graph, tap.product.outputs[0]):
+            raise UnsupportedModelError(
+                f"attention {tap.value.name} and {following.value.name} run side by side (parallel "
+                "blocks, or one product per head); expected one attention after the other"
+            )
 
 
-def _windows(tap: Tap, facts: dict[ir.Value, Facts], heads: int) -> bool:
-    """Whether [windows * batch * heads, n, n] hides in the first axis."""
-    shape = facts[tap.value].shape
-    return len(shape) == 3 and tap.heads != heads
+def _check_precision(graph: ir.Graph, facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
+    for node in graph:
+        for value in node.outputs:
+            dtype = facts[value].dtype
+            if value in live and dtype.is_floating_point() and dtype.itemsize < 4:
+                raise UnsupportedModelError(
+                    f"{value.name} ({node.op_type}) is {dtype.name}; expected float32, since "
+                    "gradients vanish in half precision (export in float32; weights alone may be "
+                    "stored as float16)"
+                )
 
 
 def _check_operators(model: ir.Model) -> None:
@@ -107,33 +139,56 @@ def _check_operators(model: ir.Model) -> None:
 
 
 def _image(graph: ir.Graph) -> ir.Value:
-    """The image input, [batch, 3, height, width] with fixed height and width."""
+    """The image input, float32 [batch, 3, height, width] with fixed height and width."""
     inputs = [v for v in graph.inputs if v.name not in graph.initializers]
     pictures = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
-    if len(pictures) != 1:
+    if len(inputs) != 1 or len(pictures) != 1:
         found = ", ".join(f"{v.name} {v.shape}" for v in inputs) or "none"
         raise UnsupportedModelError(
             f"inputs: {found}; expected one image input [batch, 3, height, width]"
         )
     (image,) = pictures
     assert image.shape is not None
-    channels, *size = image.shape[1:]
-    if channels != 3 or not all(isinstance(d, int) for d in size):
+    dims = list(image.shape)
+    if dims[1] != 3:
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width] with "
-            "fixed height and width"
+            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]"
+        )
+    if not all(isinstance(size, int) for size in dims[2:]):
+        raise UnsupportedModelError(
+            f"input {image.name} has shape {image.shape}; expected a fixed height and width "
+            "(export the model for one size)"
+        )
+    if image.dtype != ir.DataType.FLOAT:
+        raise UnsupportedModelError(
+            f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
+            "without a cast in front)"
         )
     return image
 
 
 def _logits(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], live: set[ir.Value]
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    live: set[ir.Value],
+    image: ir.Value,
+    name: str | None,
 ) -> tuple[ir.Value, int]:
+    """The output [batch, classes] and the number of classes."""
+    batch = facts[image].shape[0]
+    possible = {}
     for value in graph.outputs:
         shape = facts[value].shape
         if value in live and len(shape) == 2 and facts[value].dtype.is_floating_point():
-            classes = shape[1]
-            if isinstance(classes, int) and (isinstance(shape[0], Batch) or shape[0] == 1):
-                return value, classes
-    found = ", ".join(f"{v.name} {facts[v].shape}" for v in graph.outputs)
-    raise UnsupportedModelError(f"outputs: {found}; expected logits [batch, classes]")
+            count, classes = shape
+            if count == batch and isinstance(classes, int):
+                possible[value.name or ""] = value, classes
+    if name is None and len(possible) == 1:
+        (name,) = possible
+    elif name is None and "logits" in possible:
+        name = "logits"
+    if name is not None and name in possible:
+        return possible[name]
+    found = ", ".join(f"{v.name} {show(facts[v].shape)}" for v in graph.outputs)
+    several = f'; choose one, as in contract={{"logits": "{min(possible)}"}}' if possible else ""
+    raise UnsupportedModelError(f"outputs: {found}; expected logits [batch, classes]{several}")

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxplain.graphs.shapes import Batch, Dim, Facts
+from onnxplain.errors import UnsupportedModelError
+from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
+from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
-__all__ = ["Tap", "attention_input", "dependents", "find_taps", "is_linear"]
+__all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps"]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
 # renormalisation, and the head mixing of talking heads.
 PASSED = frozenset(
-    {"Add", "Cast", "Conv", "Div", "Dropout", "Einsum", "Identity", "MatMul", "Mul", "Reshape"}
-    | {"Sub", "Transpose", "Where"}
+    {"Add", "BatchNormalization", "Cast", "Conv", "Div", "Dropout", "Einsum", "Expand", "Identity"}
+    | {"MatMul", "Mul", "Reshape", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"}
 )
 LINEAR = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
+# What may stand between the tokens and their projection without changing them.
+KEPT = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"})
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a value is brought to the axes that the contract promises.
+
+    It is reshaped to `split`, its axes are permuted by `perm`, and it is reshaped to `shape`. Where
+    the value has these axes already, none of the three is a node.
+    """
+
+    split: Shape
+    perm: tuple[int, ...]
+    shape: tuple[Dim, ...]
 
 
 @dataclass(frozen=True)
@@ -24,18 +42,34 @@ class Tap:
     """One attention layer.
 
     Attributes:
-        value: The attention, [batch, heads, queries, keys] or [batch * heads, queries, keys].
-        product: The MatMul of the attention with the value vectors.
+        value: The attention, as it multiplies the value vectors.
+        layout: Brings it to [batch, heads, queries, keys].
         heads: Number of heads.
         queries: Number of query tokens.
         keys: Number of key tokens.
+        product: The node that multiplies it with the value vectors.
+        values: The value vectors.
+        contracted: The axis of `values` that runs over the keys.
+        rows: The axis of the product that runs over the queries.
     """
 
     value: ir.Value
-    product: ir.Node
+    layout: Layout
     heads: int
     queries: int
     keys: int
+    product: ir.Node
+    values: ir.Value
+    contracted: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Features:
+    """The tokens that enter an attention layer; `layout` brings them to [batch, tokens, dim]."""
+
+    value: ir.Value
+    layout: Layout
 
 
 def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
@@ -47,83 +81,211 @@ def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
     return found
 
 
-def find_taps(graph: ir.Graph, facts: dict[ir.Value, Facts], live: set[ir.Value]) -> list[Tap]:
+def find_taps(
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    live: set[ir.Value],
+    images: Mapping[ir.Value, Place],
+) -> list[Tap]:
     """The attention layers in the order in which they run.
 
-    A tap is the left side of a MatMul that is a Softmax over its last axis, possibly through the
-    operators of `PASSED`, and whose right side is computed from the image too.
+    A tap is an operand of a MatMul or Einsum that is a Softmax over the axis which is summed over,
+    possibly through the operators of `PASSED`; the other operand is computed from the image too.
 
     Args:
         graph: The graph.
         facts: Facts of its values.
         live: The values computed from the image.
+        images: Where the batch axis lies, as `trace` found it.
+
+    Raises:
+        UnsupportedModelError: An attention is not one of [batch, heads, queries, keys].
     """
     taps = []
     for node in graph:
-        if node.op_type != "MatMul" or node.domain != "":
-            continue
-        left, right = node.inputs
-        if left is None or right is None or right not in live or left not in live:
-            continue
-        heads = _heads(facts[left].shape)
-        queries, keys = facts[left].shape[-2:] if heads else (0, 0)
-        if heads and isinstance(queries, int) and isinstance(keys, int) and _is_softmax(left, live):
-            taps.append(Tap(left, node, heads, queries, keys))
+        for operand in _operands(node, facts, live):
+            value, keys = operand.attention, operand.keys
+            place = Place(keys, volume([facts[value].shape[keys]]))
+            if _is_softmax(value, place, facts, live):
+                taps.append(_tap(node, operand, facts, images))
+                break
     return taps
 
 
-def _heads(shape: tuple[Dim, ...]) -> int | None:
-    """Heads of [batch, heads, n, m] or [batch * heads, n, m]; None for any other shape."""
-    if len(shape) == 4 and isinstance(shape[1], int) and shape[0] in (1, Batch(1)):
-        return shape[1]
-    if len(shape) == 3:
-        return shape[0].factor if isinstance(shape[0], Batch) else shape[0]
-    return None
+@dataclass(frozen=True)
+class _Operands:
+    """The two operands of a product in their roles, and the axes by which they meet."""
+
+    attention: ir.Value
+    values: ir.Value
+    queries: int
+    keys: int
+    contracted: int
+    rows: int
 
 
-def _is_softmax(value: ir.Value, live: set[ir.Value]) -> bool:
+def _operands(
+    node: ir.Node, facts: dict[ir.Value, Facts], live: set[ir.Value]
+) -> Iterator[_Operands]:
+    """Both ways to read a product of two values that are computed from the image."""
+    if node.domain != "" or len(node.inputs) != 2:
+        return
+    left, right = node.inputs
+    if left is None or right is None or left not in live or right not in live:
+        return
+    if node.op_type == "MatMul":
+        a, b = len(facts[left].shape), len(facts[right].shape)
+        out = len(facts[node.outputs[0]].shape)
+        if a > 1 and b > 1:
+            yield _Operands(left, right, a - 2, a - 1, b - 2, out - 2)
+            yield _Operands(right, left, b - 1, b - 2, a - 1, out - 1)
+    elif node.op_type == "Einsum":
+        equation = node.attributes["equation"].as_string().replace(" ", "")
+        terms, _, result = equation.partition("->")
+        one, other = terms.split(",")
+        for attention, values, own, its in ((left, right, one, other), (right, left, other, one)):
+            keys = [k for k in own if k in its and k not in result]
+            queries = [k for k in own if k in result and k not in its]
+            if len(keys) == len(queries) == 1 and "." not in equation:
+                (k,), (q,) = keys, queries
+                yield _Operands(
+                    attention, values, own.index(q), own.index(k), its.index(k), result.index(q)
+                )
+
+
+def _is_softmax(
+    value: ir.Value, place: Place, facts: dict[ir.Value, Facts], live: set[ir.Value]
+) -> bool:
+    """Whether a Softmax normalised the axis at `place`, and only `PASSED` changed it since."""
     node = value.producer()
     if node is None or node.domain != "":
         return False
     if node.op_type == "Softmax":
-        axis = node.attributes.get("axis")
-        rank = len(value.shape) if value.shape is not None else 0
-        return axis is None or axis.as_int() in (-1, rank - 1)
-    sources = [v for v in node.inputs if v in live]
-    return (
-        node.op_type in PASSED
-        and len(sources) == 1
-        and sources[0] is not None
-        and _is_softmax(sources[0], live)
+        attribute = node.attributes.get("axis")
+        axis = attribute.as_int() if attribute else -1
+        return axis % len(facts[value].shape) == place.axis and place.whole(facts[value].shape)
+    if node.op_type not in PASSED:
+        return False
+    sources = [
+        (source, origin(node, i, place, facts))
+        for i, source in enumerate(node.inputs)
+        if source in live and source is not None and facts[source].dtype.is_floating_point()
+    ]
+    carried = [(source, own) for source, own in sources if own is not None]
+    return bool(carried) and all(_is_softmax(v, own, facts, live) for v, own in carried)
+
+
+def _tap(
+    node: ir.Node,
+    operands: _Operands,
+    facts: dict[ir.Value, Facts],
+    images: Mapping[ir.Value, Place],
+) -> Tap:
+    value = operands.attention
+    shape = facts[value].shape
+    turned = _turned(shape, _batch_in(value, facts, images), (operands.queries, operands.keys))
+    queries, keys = shape[operands.queries], shape[operands.keys]
+    if turned is None or isinstance(queries, Batch) or isinstance(keys, Batch):
+        raise UnsupportedModelError(
+            f"attention {value.name} has shape {show(shape)}: within windows or groups; expected "
+            "global attention, [batch, heads, tokens, tokens]"
+        )
+    split, perm, batch, heads = turned
+    return Tap(
+        value=value,
+        layout=Layout(split, perm, (batch, heads, queries, keys)),
+        heads=heads,
+        queries=queries,
+        keys=keys,
+        product=node,
+        values=operands.values,
+        contracted=operands.contracted,
+        rows=operands.rows,
     )
 
 
-def is_linear(node: ir.Node, live: set[ir.Value]) -> bool:
-    """Whether the node multiplies an activation with a weight that does not depend on the image."""
-    sources = [v for v in node.inputs if v in live]
-    return node.op_type in LINEAR and len(sources) == 1
+def _batch_in(
+    value: ir.Value, facts: dict[ir.Value, Facts], images: Mapping[ir.Value, Place]
+) -> Place | None:
+    """Where the batch axis lies in a value, also behind an operator that `trace` does not know."""
+    if value in images:
+        return images[value]
+    axes = [axis for axis, size in enumerate(facts[value].shape) if size == Batch()]
+    return Place(axes[0], BATCH) if axes else None
 
 
-def attention_input(tap: Tap, facts: dict[ir.Value, Facts], live: set[ir.Value]) -> ir.Value | None:
-    """The tokens [batch, keys, dim] that enter an attention layer, before its projections.
+def _turned(
+    shape: Shape, batch: Place | None, last: Sequence[int]
+) -> tuple[Shape, tuple[int, ...], Dim, int] | None:
+    """Split and permutation that put the batch first and the axes `last` last.
 
-    Follows the value vectors back through the value projection, then through reshapes up to the
-    layout [batch, keys, dim]. None where the graph has no such value.
+    Returns:
+        Both, the batch size, and the size of the one axis that is left between; a batch of 1 may
+        lie anywhere. None where the batch is lost or merged with one of `last`, or more than one
+        other axis is left.
     """
-    value = tap.product.inputs[1]
-    projected = False
-    while value is not None:
-        if projected and _is_tokens(facts[value].shape, tap.keys):
-            return value
+    if batch is None:
+        return None
+    digits: list[tuple[int, Dim]] = []  # position in the new order, size
+    for axis, size in enumerate(shape):
+        if axis != batch.axis or batch.count == 1:
+            digits.append((2 + last.index(axis) if axis in last else 1, size))
+        elif axis in last:
+            return None
+        else:
+            merged = zip((1, 0, 1), (batch.before, batch.count, batch.inside(shape)), strict=True)
+            digits += [(order, size_of(n)) for order, n in merged if order == 0 or n > 1]
+    others = [size for order, size in digits if order == 1 and size != 1]
+    if len(others) > 1 or any(isinstance(size, Batch) for size in others):
+        return None
+    perm = sorted(range(len(digits)), key=lambda i: digits[i][0])
+    other = volume(others)
+    return tuple(size for _, size in digits), tuple(perm), size_of(batch.count), other
+
+
+def find_features(
+    tap: Tap,
+    facts: dict[ir.Value, Facts],
+    live: set[ir.Value],
+    images: Mapping[ir.Value, Place],
+) -> Features | None:
+    """The tokens that enter an attention layer, before its projections.
+
+    Follows the value vectors back through the value projection and then through reshapes, as far
+    as the tokens remain an axis of their own. None where the graph has no such value.
+    """
+    value: ir.Value | None = tap.values
+    place: Place | None = Place(tap.contracted, tap.keys)
+    found, projected = None, False
+    while value is not None and place is not None:
+        shape = facts[value].shape
+        if projected and place.whole(shape):
+            found = _features(value, place.axis, facts, images) or found
         node = value.producer()
-        if node is None:
-            return None
-        if projected and node.op_type not in ("Reshape", "Transpose", "Squeeze", "Flatten"):
-            return None
-        projected = projected or is_linear(node, live)
-        value = next((v for v in node.inputs if v in live), None)
-    return None
+        if node is None or (projected and node.op_type not in KEPT):
+            break
+        sources = [i for i, v in enumerate(node.inputs) if v in live]
+        projected = projected or (node.op_type in LINEAR and len(sources) == 1)
+        place = origin(node, sources[0], place, facts)
+        value = node.inputs[sources[0]]
+    return found
 
 
-def _is_tokens(shape: tuple[Dim, ...], count: int) -> bool:
-    return len(shape) == 3 and shape[0] in (1, Batch(1)) and shape[1] == count
+def _features(
+    value: ir.Value, tokens: int, facts: dict[ir.Value, Facts], images: Mapping[ir.Value, Place]
+) -> Features | None:
+    """The value in the layout [batch, tokens, dim], if it has these axes and no others."""
+    shape = facts[value].shape
+    batch = _batch_in(value, facts, images)
+    if batch is None:
+        return None
+    width = [
+        axis
+        for axis, size in enumerate(shape)
+        if axis != tokens and size != 1 and (axis != batch.axis or batch.count == 1)
+    ]
+    turned = _turned(shape, batch, (tokens, *width))
+    if turned is None or len(width) != 1 or turned[-1] != 1:
+        return None
+    split, perm, count, _ = turned
+    return Features(value, Layout(split, perm, (count, shape[tokens], shape[width[0]])))

@@ -2,133 +2,197 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
 from onnxplain.contract import Readout
-from onnxplain.graphs.axes import follow, reduced_axes
-from onnxplain.graphs.shapes import Facts
+from onnxplain.errors import UnsupportedModelError
+from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_axes, volume
+from onnxplain.graphs.shapes import Facts, Shape
 from onnxplain.graphs.taps import Tap
 
 __all__ = ["find_readout", "find_tokens", "prefix_names"]
 
+PICTURE_TO_PICTURE = PER_IMAGE | {"Pad"}
+
 
 def find_tokens(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], tap: Tap, live: set[ir.Value]
+    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value, taps: Sequence[Tap]
 ) -> tuple[int, tuple[int, int]] | None:
     """Number of prefix tokens and patch grid (rows, columns).
 
-    The grid is where two spatial axes of one picture-shaped value are merged into a token axis
-    which can be followed to the first attention; a Concat on the way counts the prefix tokens.
-    None where there is no such place.
+    The grid is where the two spatial axes of the picture are merged into a token axis that can be
+    followed to the keys of every attention; a Concat on the way counts the prefix tokens. None
+    where there is no such place.
+
+    Raises:
+        UnsupportedModelError: The patches are numbered column by column.
     """
-    for node in graph:
-        for value, axis, grid in _merges(node, facts, live):
-            before = _prefix(value, axis, tap, facts, grid[0] * grid[1])
-            if before is not None:
-                return before, grid
-        if node is tap.product:
-            return None
+    for value, axis, grid, by_rows in _merges(graph, facts, image):
+        before = _prefix(graph, facts, value, axis, taps)
+        if before is None:
+            continue
+        if not by_rows:
+            raise UnsupportedModelError(
+                f"{value.name} numbers the patches column by column; expected row by row"
+            )
+        return before, grid
     return None
 
 
 def _merges(
-    node: ir.Node, facts: dict[ir.Value, Facts], live: set[ir.Value]
-) -> Iterator[tuple[ir.Value, int, tuple[int, int]]]:
-    """Output axes that join the two spatial axes of a [b, c, h, w] or [b, h, w, c]."""
-    if node.op_type not in ("Reshape", "Flatten") or node.inputs[0] not in live:
-        return
-    source = node.inputs[0]
-    assert source is not None
-    shape, out = facts[source].shape, facts[node.outputs[0]].shape
-    if len(shape) != 4:
-        return
-    for axis in (1, 2):
-        h, w = shape[axis : axis + 2]
-        if not isinstance(h, int) or not isinstance(w, int):
-            continue
-        if out == (*shape[:axis], h * w, *shape[axis + 2 :]):
-            yield node.outputs[0], axis, (h, w)
-
-
-def _prefix(
-    value: ir.Value, axis: int, tap: Tap, facts: dict[ir.Value, Facts], patches: int
-) -> int | None:
-    """How many tokens stand before the patches where the token axis reaches the attention."""
-    reached = {value: (axis, 0)}
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        axis, offset = reached[value]
-        for node in dict.fromkeys(value.consumers()):
-            if node is tap.product:
-                return offset if offset + patches <= tap.keys else None
-            if not node.outputs or node.outputs[0] in reached or node.outputs[0] not in facts:
+    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value
+) -> Iterator[tuple[ir.Value, int, tuple[int, int], bool]]:
+    """Axes that join the two spatial axes: value, axis, (rows, columns), whether row by row."""
+    spatial = {image: (2, 3)}
+    for node in graph:
+        for source in dict.fromkeys(node.inputs):
+            if source is None or source not in spatial or not node.outputs:
                 continue
-            out, shift = follow(node, value, axis, facts), 0
-            if node.op_type == "Concat" and _axis(node, facts) == axis:
-                out, shift = axis, _before(node, value, axis, facts)
-            if out is not None:
-                reached[node.outputs[0]] = (out, offset + shift)
-                waiting.append(node.outputs[0])
+            rows, columns = spatial[source]
+            output = node.outputs[0]
+            shape, out = facts[source].shape, facts[output].shape
+            if node.op_type in SHAPE_ONLY:
+                first = min(rows, columns)
+                joined = volume(shape[first : first + 2])
+                for axis in range(len(out)) if abs(rows - columns) == 1 else ():
+                    same = volume(out[:axis]) == volume(shape[:first])
+                    if same and volume(out[axis : axis + 1]) == joined:
+                        grid = volume([shape[rows]]), volume([shape[columns]])
+                        yield output, axis, grid, rows < columns
+                moved = [_outermost(shape, axis, out) for axis in (rows, columns)]
+            elif node.op_type in PICTURE_TO_PICTURE and (rows, columns) == (2, 3):
+                moved = [rows, columns]
+            else:
+                places = [Place(axis, volume([shape[axis]])) for axis in (rows, columns)]
+                found = [follow(node, source, place, facts) for place in places]
+                moved = [None if place is None else place.axis for place in found]
+            row, column = moved
+            if row is not None and column is not None:
+                spatial.setdefault(output, (row, column))
+
+
+def _outermost(shape: Shape, axis: int, out: Shape) -> int | None:
+    """Axis of a reshaped value that `axis` becomes, or its outermost part: patches, not pixels."""
+    size = shape[axis]
+    for new in reversed(range(len(out))):
+        part = out[new]
+        same = volume(out[:new]) == volume(shape[:axis])
+        if not same or not isinstance(size, int) or not isinstance(part, int):
+            continue
+        if size % part == 0 and (part > 1 or size == 1):
+            return new
     return None
 
 
-def _axis(node: ir.Node, facts: dict[ir.Value, Facts]) -> int:
-    attribute = node.attributes.get("axis")
-    assert node.inputs[0] is not None
-    return (attribute.as_int() if attribute else 0) % len(facts[node.inputs[0]].shape)
+def _prefix(
+    graph: ir.Graph, facts: dict[ir.Value, Facts], value: ir.Value, axis: int, taps: Sequence[Tap]
+) -> int | None:
+    """How many tokens stand before the patches among the keys of every attention."""
+    patches = volume(facts[value].shape[axis : axis + 1])
+    reached = {value: (Place(axis, patches), 0)}  # where the tokens lie, and the first patch
+    for node in graph:
+        for source in dict.fromkeys(node.inputs):
+            if source is None or source not in reached:
+                continue
+            place, first = reached[source]
+            found = follow(node, source, place, facts)
+            if found is not None:
+                for output in node.outputs:
+                    reached.setdefault(output, (found, first))
+            elif node.op_type == "Concat" and place.whole(facts[source].shape):
+                total = volume([facts[node.outputs[0]].shape[place.axis]])
+                before = _before(node, source, place.axis, facts)
+                reached.setdefault(node.outputs[0], (Place(place.axis, total), first + before))
+            for output, lower, upper in _cuts(node, source, place, facts):
+                if lower <= first and first + patches <= upper:
+                    part = Place(place.axis, upper - lower)
+                    reached.setdefault(output, (part, first - lower))
+    starts = set()
+    for tap in taps:
+        place, first = reached.get(tap.values, (Place(-1, 0), 0))
+        if (place.axis, place.count) != (tap.contracted, tap.keys):
+            return None
+        starts.add(first)
+    return starts.pop() if len(starts) == 1 else None
 
 
 def _before(node: ir.Node, value: ir.Value, axis: int, facts: dict[ir.Value, Facts]) -> int:
     """Size of what a Concat puts before `value`."""
-    sizes = 0
-    for other in node.inputs:
-        if other is value:
-            return sizes
-        assert other is not None
-        size = facts[other].shape[axis]
-        assert isinstance(size, int)
-        sizes += size
-    return sizes
+    others = node.inputs[: node.inputs.index(value)]
+    return sum(volume(facts[v].shape[axis : axis + 1]) for v in others if v is not None)
 
 
-def find_readout(tap: Tap, facts: dict[ir.Value, Facts], logits: ir.Value) -> Readout | None:
+def _cuts(
+    node: ir.Node, value: ir.Value, place: Place, facts: dict[ir.Value, Facts]
+) -> Iterator[tuple[ir.Value, int, int]]:
+    """Outputs of a Slice or Split along a whole token axis: value, first token, end."""
+    shape = facts[value].shape
+    if node.domain != "" or value is not node.inputs[0] or not place.whole(shape):
+        return
+    if node.op_type == "Slice":
+        bounds = [None if v is None else facts[v].constant for v in node.inputs[1:]]
+        starts, stops, axes, steps = (*bounds, None, None)[:4]
+        if starts is None or stops is None or (steps is not None and (steps != 1).any()):
+            return
+        sliced = range(len(starts)) if axes is None else [int(a) % len(shape) for a in axes]
+        for axis, start, stop in zip(sliced, starts, stops, strict=True):
+            if axis == place.axis:
+                lower, upper, _ = slice(int(start), int(stop)).indices(place.count)
+                yield node.outputs[0], lower, upper
+    elif node.op_type == "Split" and _axis(node, shape) == place.axis:
+        lower = 0
+        for output in node.outputs:
+            upper = lower + volume(facts[output].shape[place.axis : place.axis + 1])
+            yield output, lower, upper
+            lower = upper
+
+
+def _axis(node: ir.Node, shape: Shape) -> int:
+    attribute = node.attributes.get("axis")
+    return (attribute.as_int() if attribute else 0) % len(shape)
+
+
+def find_readout(
+    graph: ir.Graph, facts: dict[ir.Value, Facts], tap: Tap, logits: ir.Value
+) -> Readout | None:
     """How the head reads the tokens which the last attention writes.
 
     The token axis is followed from the attention to where nodes pick tokens or average over them.
     None where the head does neither, or both.
     """
     leading = _ancestors(logits)
-    start = tap.product.outputs[0]
     reads: set[tuple[str, int, int]] = set()
-    reached = {start: (len(facts[start].shape) - 2, 0, tap.queries)}
-    waiting = [start]
-    while waiting:
-        value = waiting.pop()
-        axis, first, last = reached[value]
-        if last - first == 1:
-            reads.add(("token", first, last))
-            continue
-        for node in dict.fromkeys(value.consumers()):
-            out = node.outputs[0] if node.outputs else None
-            if out not in leading or out is None or out in reached or node.op_type == "Shape":
+    # Where the tokens lie, and the first of them.
+    reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), 0)}
+    for node in graph:
+        outputs = [v for v in node.outputs if v in leading]
+        for source in dict.fromkeys(node.inputs):
+            if not outputs or source is None or source not in reached or node.op_type == "Shape":
                 continue
-            axis_out = follow(node, value, axis, facts)
-            if axis_out is not None:
-                reached[out] = (axis_out, first, last)
-                waiting.append(out)
-                continue
-            read = _read(node, value, axis, facts)
-            if read is None:
-                return None
-            what, lower, upper = read
-            if what == "slice":
-                reached[out] = (axis, first + lower, first + upper)
-                waiting.append(out)
-            else:
+            place, first = reached[source]
+            found = follow(node, source, place, facts)
+            parts = [(v, lower, upper) for v, lower, upper in _cuts(node, source, place, facts)]
+            if found is not None:
+                arrived = [(v, found, first) for v in outputs]
+            elif parts:
+                arrived = [
+                    (v, Place(place.axis, upper - lower), first + lower)
+                    for v, lower, upper in parts
+                    if v in outputs
+                ]
+            elif (read := _read(node, source, place, facts)) is not None:
+                what, lower, upper = read
                 reads.add((what, first + lower, first + upper))
+                continue
+            else:
+                return None
+            for output, where, start in arrived:
+                if where.count == 1:
+                    reads.add(("token", start, start + 1))
+                elif reached.setdefault(output, (where, start)) != (where, start):
+                    return None
     kind = {("token",): "cls", ("token", "token"): "cls+dist", ("mean",): "mean"}.get(
         tuple(kind for kind, _, _ in sorted(reads))
     )
@@ -149,32 +213,23 @@ def _ancestors(value: ir.Value) -> set[ir.Value]:
 
 
 def _read(
-    node: ir.Node, value: ir.Value, axis: int, facts: dict[ir.Value, Facts]
+    node: ir.Node, value: ir.Value, place: Place, facts: dict[ir.Value, Facts]
 ) -> tuple[str, int, int] | None:
-    """What a node that ends or narrows the token axis takes of it."""
-    size = facts[value].shape[axis]
-    assert isinstance(size, int)
-    if node.op_type == "Gather" and _axis(node, facts) == axis and node.inputs[1] is not None:
+    """What a node that ends the token axis takes of it: one token, or the mean of all."""
+    shape, op = facts[value].shape, node.op_type
+    if node.domain != "" or not place.whole(shape):
+        return None
+    if op == "Gather" and _axis(node, shape) == place.axis and node.inputs[1] is not None:
         index = facts[node.inputs[1]].constant
         if index is not None and index.size == 1:
-            place = int(index.reshape(-1)[0]) % size
-            return "token", place, place + 1
-    if node.op_type == "Slice":
-        bounds = [None if v is None else facts[v].constant for v in node.inputs[1:]]
-        steps = bounds[3] if len(bounds) > 3 else None
-        if bounds[0] is None or bounds[1] is None or (steps is not None and (steps != 1).any()):
-            return None
-        axes = (
-            [int(a) % len(facts[value].shape) for a in bounds[2]] if bounds[2] is not None else []
-        )
-        if axis in axes:
-            i = axes.index(axis)
-            lower, upper, _ = slice(int(bounds[0][i]), int(bounds[1][i])).indices(size)
-            return "slice", lower, upper
-    averaged = node.op_type == "ReduceMean" and axis in reduced_axes(
-        node, len(facts[value].shape), facts
-    )
-    return ("mean", 0, size) if averaged else None
+            position = int(index.reshape(-1)[0]) % place.count
+            return "token", position, position + 1
+    reduced: Sequence[int] = ()
+    if op in ("ReduceMean", "ReduceSum"):  # a sum differs by a factor that no map keeps
+        reduced = reduced_axes(node, len(shape), facts)
+    elif op == "GlobalAveragePool":
+        reduced = range(2, len(shape))
+    return ("mean", 0, place.count) if place.axis in reduced else None
 
 
 def prefix_names(count: int, readout: Readout | None) -> tuple[str, ...]:
@@ -185,5 +240,6 @@ def prefix_names(count: int, readout: Readout | None) -> tuple[str, ...]:
         registers = iter(range(count))
         names = [f"reg{next(registers)}" if i not in read else "" for i in range(count)]
         for name, position in zip(("cls", "dist"), read, strict=False):
-            names[position] = name
+            if position < count:
+                names[position] = name
     return tuple(names)

@@ -116,7 +116,7 @@ class Step:
         if len(node.outputs) <= index:
             node.resize_outputs(index + 1)
         value = node.outputs[index]
-        if value not in facts:
+        if not value.name or value not in facts:  # left out by name, or only by their number
             full = tuple(r.total if r and i == r.axis else d for i, d in enumerate(shape))
             self.b.describe(value, f"{node.outputs[0].name}/{index}", full, self.y.dtype)
         tensor = self.b.of(value)

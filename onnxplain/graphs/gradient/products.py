@@ -31,7 +31,7 @@ def _(s: Step, g: Grads) -> Results:
         product = b.unbroadcast(b.matmul(flat, b.swap(right)), left.shape)
         # sum_k of (g V^T)_ik P_ik is sum_j of g_ij (P V)_ij, over the narrow V
         dots = None
-        if s.wants[1] and right.rank == left.rank > 2:
+        if s.wants[1] and right.rank == left.rank > 2 and s.y.shape[:-1] == left.shape[:-1]:
             dots = b.sum(b.mul(first(g), s.y), [-1])
         results[0] = Cotangent(b.reshape(product, s.input(0).shape), dots=dots)
     if s.wants[1]:
