@@ -38,9 +38,9 @@ Relevances = Sequence[Tensor | None]
 Results = Sequence[Tensor | Cotangent | None]
 
 
-def divide(b: Builder, a: Tensor, c: Tensor, epsilon: float = EPSILON) -> Tensor:
+def divide(b: Builder, a: Tensor, c: Tensor) -> Tensor:
     """a / (c + epsilon), and 0 where c is 0."""
-    return b.where(b.compare("Equal", c, 0), b.scalar(0, a), b.div(a, b.add(c, epsilon)))
+    return b.where(b.compare("Equal", c, 0), b.scalar(0, a), b.div(a, b.add(c, EPSILON)))
 
 
 def first(r: Relevances) -> Tensor:
@@ -71,13 +71,14 @@ def linear(s: Step, r: Relevances) -> Results:
     """x+ W+ + x- W- under one denominator, by products of x, |x|, W and |W|.
 
     With y = x W and n = |x| |W|, x+ W+ + x- W- = (y + n) / 2; the halves of the denominator and of
-    the result cancel.
+    the result cancel. Every term of it is positive, so where it is 0 there is nothing to share out,
+    and the division needs no second look.
     """
     b, (i, w) = s.b, _operands(s)
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
     total = b.add(unbiased(s), again(s, i, size, weight))
-    share = divide(b, first(r), total, 2 * EPSILON)
+    share = b.div(first(r), b.add(total, 2 * EPSILON))
     signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
     return only(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
 
@@ -88,7 +89,7 @@ def linear_apart(s: Step, r: Relevances) -> Results:
     parts = []
     for bound in ("Max", "Min"):
         x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
-        share = divide(b, first(r), again(s, i, x, weight))
+        share = b.div(first(r), b.add(again(s, i, x, weight), EPSILON))
         parts.append(b.mul(x, back(s, i, share, weight)))
     return only(i, b.add(*parts))
 
