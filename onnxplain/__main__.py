@@ -1,8 +1,19 @@
-"""`python -m onnxplain` is the `onnxplain` command."""
+"""`python -m onnxplain`, and where the `onnxplain` command starts."""
 
-from onnxplain.cli import main
+import sys
 
-__all__: list[str] = []
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C is quiet even while it loads."""
+    try:
+        from onnxplain.cli import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

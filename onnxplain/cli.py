@@ -22,18 +22,13 @@ if TYPE_CHECKING:
     from onnxplain.graphs import Report
     from onnxplain.runtime import Explanation
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
     help="Explain ONNX vision transformers. PyTorch is needed to export one, never to explain it.",
 )
-
-
-def main() -> None:
-    """Entry point of the `onnxplain` command."""
-    app()
 
 
 def _version(wanted: bool) -> None:

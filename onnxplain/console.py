@@ -34,13 +34,21 @@ class Commands(TyperGroup):
         try:
             status = super().main(args, *positional, **options)
         except Exception as error:
+            status = INTERRUPTED if _interrupted(error) else UNUSABLE
             if debug:
                 traceback.print_exc()
-            complain(_one_line(error))
-            status = UNUSABLE
+            if status == UNUSABLE:
+                complain(_one_line(error))
         if status == INTERRUPTED:
             complain("interrupted")
         sys.exit(status or 0)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: extension modules make an ImportError of it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _one_line(error: Exception) -> str:

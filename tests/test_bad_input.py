@@ -124,7 +124,10 @@ INSTRUMENT_REFUSES: Mapping[str, tuple[Callable[[], bytes], str]] = {
     "text": (lambda: b"this is not a model\n" * 50, "not an ONNX"),
     "truncated": (lambda: toy_model(toy_contract()).SerializeToString()[:-200], "not an ONNX"),
     "no attention": (lambda: convolution().SerializeToString(), "attention"),
-    "explained already": (lambda: toy_model(toy_contract()).SerializeToString(), "already"),
+    "explained already": (
+        lambda: toy_model(toy_contract()).SerializeToString(),
+        "explained before",
+    ),
 }
 
 
@@ -315,6 +318,7 @@ class TestModelOutput:
         assert os.strerror(errno.EFBIG) in line
         assert snapshot(place.parent) == before
 
+    @pytest.mark.parametrize("place", ["vit.onnx"], indirect=True)
     def test_interrupt(self, plain_vit: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before, replace = snapshot(place.parent), os.replace
         reached: list[Path] = []
@@ -375,7 +379,9 @@ def test_instrument_refuses_what_is_not_three_numbers(option: str, value: str) -
 def test_missing_package_says_what_to_install(
     missing: str, command: str, extra: str, tmp_path: Path
 ) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from onnxplain.cli import main; main()"
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; from onnxplain.__main__ import main; main()"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code, command, "test_vit", "-o", str(tmp_path / "x.onnx")],
         capture_output=True,
@@ -394,6 +400,19 @@ def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
     first, *_, last = ran.stderr.splitlines()
     assert first.startswith("Traceback")
     assert last.startswith("onnxplain: ")
+
+
+def test_interrupt_that_an_extension_module_hid(
+    toy_file: ToyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading(*_: object, **__: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ImportError("initialization failed") from error
+
+    monkeypatch.setattr("onnxplain.runtime.model.Model.__init__", loading)
+    assert complaint("inspect", toy_file(), status=130) == "onnxplain: interrupted"
 
 
 def test_an_unforeseen_error_is_one_line_too(

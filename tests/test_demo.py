@@ -19,7 +19,7 @@ from onnxplain.cli import app
 from onnxplain.contract import METHODS
 from onnxplain.demo.scenes import LABELS, two_garment_scenes
 
-SCENES, SEED = 6, 3
+SCENES, SEED = 6, 0
 LARGEST_MODEL = 5_000_000  # bytes; it is part of every installation
 
 
@@ -68,9 +68,11 @@ def test_counts_the_maps_that_are_largest_on_the_garment(
     assert shown[1]["asked"] == 2 * SCENES
 
 
-def test_maps_without_a_class_cannot_point_at_both_garments(shown: tuple[Path, Any]) -> None:
-    for method in ("raw_attention", "rollout"):
-        assert shown[1]["hits"][method] <= SCENES
+def test_shows_which_methods_tell_classes_apart(shown: tuple[Path, Any]) -> None:
+    # The garments do not overlap, so a map that is the same for both points at one at most.
+    hits = shown[1]["hits"]
+    assert max(hits["raw_attention"], hits["rollout"]) <= SCENES
+    assert min(hits["gradient_rollout"], hits["generic_attention"]) > SCENES
 
 
 def test_prints_the_counts_and_where_the_pictures_are(tmp_path: Path) -> None:

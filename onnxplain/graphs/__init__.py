@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import MissingDependencyError
+from onnxplain.errors import MissingDependencyError, ModelError
 
 try:
     import onnx_ir as ir
@@ -56,12 +56,17 @@ def instrument(
         InputError: An unknown method or field, labels that do not fit.
     """
     model = load(source)
-    explained = explain(
-        model,
-        bundle=Path(path).suffix != ".onnx",
-        methods=methods,
-        contract=contract,
-        labels=labels,
-        preprocessing=preprocessing,
-    )
+    try:
+        explained = explain(
+            model,
+            bundle=Path(path).suffix != ".onnx",
+            methods=methods,
+            contract=contract,
+            labels=labels,
+            preprocessing=preprocessing,
+        )
+    except ModelError as error:
+        if isinstance(source, ir.Model):
+            raise
+        raise type(error)(f"{os.fspath(source)}: {error}") from None
     return save(explained, path)

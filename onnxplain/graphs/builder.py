@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape
 
-__all__ = ["Builder", "Tensor", "broadcast"]
+__all__ = ["Builder", "Tensor", "broadcast", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -290,4 +290,9 @@ def _pad(x: Tensor, shape: Shape) -> Shape:
 def _annotate(value: ir.Value, name: str, shape: Shape, dtype: ir.DataType) -> None:
     value.name = name
     value.type = ir.TensorType(dtype)
-    value.shape = ir.Shape([d if isinstance(d, int) else str(d) for d in shape])
+    value.shape = symbolic(shape)
+
+
+def symbolic(shape: Shape) -> ir.Shape:
+    """The shape as the file records it, with names for sizes that depend on the batch."""
+    return ir.Shape([d if isinstance(d, int) else str(d) for d in shape])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,16 @@ from onnxplain.graphs.tokens import prefix_names
 
 __all__ = ["draft", "read_labels"]
 
-Record = TypeVar("Record", ImageInput, Tokens, Readout, Contract)
+Record = TypeVar("Record", Tokens, Readout)
+
+# What a caller may say of a model. The rest is what the graph is.
+GIVEN = frozenset({"input", "labels", "logits", "readout", "tokens"})
+FOUND = ("name", "layout", "size", "batch")  # of the input
+CHOICES = {
+    "crop_mode": ("center", "border", "squash"),
+    "interpolation": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
+    "color_order": ("RGB", "BGR"),
+}
 
 
 def draft(
@@ -37,8 +47,13 @@ def draft(
         InputError: An unknown field, a value of a wrong kind, labels that do not fit.
     """
     changes = dict(overrides or {})
-    image = ImageInput(name=found.image.name or "", size=found.size, batch=found.batch)
-    image = _changed(image, {**changes.pop("input", {}), **(preprocessing or {})})
+    unknown = set(changes) - GIVEN
+    if unknown:
+        raise InputError(
+            f"contract field {min(unknown)}: not one to give; expected some of "
+            f"{', '.join(sorted(GIVEN))}"
+        )
+    image = _image(found, {**changes.pop("input", {}), **(preprocessing or {})})
     tokens = _tokens(found, changes.pop("tokens", None))
     readout = found.readout
     if "readout" in changes:
@@ -61,7 +76,7 @@ def draft(
         logits=found.logits.name or "",
     )
     try:
-        return Contract.from_json(_changed(contract, changes).to_json(), where="contract=")
+        return Contract.from_json(contract.to_json(), where="contract=")
     except (ContractError, TypeError, ValueError) as error:
         raise InputError(str(error)) from None
 
@@ -82,6 +97,33 @@ def read_labels(labels: Sequence[str] | str | Path, classes: int) -> tuple[str, 
     return tuple(names)
 
 
+def _image(found: Structure, given: Mapping[str, Any]) -> ImageInput:
+    image = ImageInput(name=found.image.name or "", size=found.size, batch=found.batch)
+    for field, value in given.items():
+        if field not in {f.name for f in dataclasses.fields(ImageInput)}:
+            raise InputError(
+                f"preprocessing field {field}; expected some of mean, std, crop_pct, "
+                f"{', '.join(CHOICES)}"
+            )
+        if field in FOUND and value != (own := getattr(image, field)):
+            raise InputError(f"input {field} {value!r}; the graph's own is {own!r}")
+        if field in CHOICES and value not in CHOICES[field]:
+            raise InputError(f"{field} {value!r}; expected one of {', '.join(CHOICES[field])}")
+    image = dataclasses.replace(image, **given)
+    try:
+        positive = (*image.std, image.crop_pct)
+        if not all(0 < float(v) < math.inf for v in positive) or len(image.std) != 3:
+            raise ValueError
+        if not all(math.isfinite(v) for v in image.mean) or len(image.mean) != 3:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(
+            f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}; expected three "
+            "numbers, three positive numbers and a positive number"
+        ) from None
+    return image
+
+
 def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     fields: dict[str, Any] = dict(given or {})
     if found.grid is not None and found.prefix is not None:
@@ -92,21 +134,17 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
             "the patch grid was not found; give it, as in "
             'contract={"tokens": {"prefix": ["cls"], "grid": [14, 14]}}'
         )
-    tokens = _made(Tokens, fields)
+    try:
+        rows, columns = (int(size) for size in fields["grid"])
+    except (TypeError, ValueError):
+        raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
+    tokens = _made(Tokens, {**fields, "grid": (rows, columns)})
     if tokens.count != found.taps[0].keys:
         raise UnsupportedModelError(
             f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "
             f"{tokens.count} tokens; the attention spans {found.taps[0].keys}"
         )
     return tokens
-
-
-def _changed(record: Record, changes: Mapping[str, Any]) -> Record:
-    try:
-        return dataclasses.replace(record, **changes)
-    except TypeError:
-        known = ", ".join(f.name for f in dataclasses.fields(record))
-        raise InputError(f"unknown field in {', '.join(changes)}; expected {known}") from None
 
 
 def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,9 @@ from onnxplain.contract import (
     attention_relevance_lrp_name,
     attention_relevance_name,
 )
-from onnxplain.errors import InputError, UnsupportedModelError
+from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
 from onnxplain.graphs.attnlrp import attn_lrp
-from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
@@ -57,6 +58,7 @@ class Explained:
 
     contract: Contract
     models: dict[str, ir.Model]
+    source_bytes: int
 
     def with_verification(self, verification: Mapping[str, Any]) -> Explained:
         """The same graphs, with the measured differences in every contract."""
@@ -94,19 +96,25 @@ def explain(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
-    found = analyse(model)
+    if KEY in model.metadata_props:
+        raise UnsupportedModelError("explained already; expected the model that it was made from")
+    overrides = dict(contract or {})
+    logits = overrides.pop("logits", None)
+    found = analyse(model, logits)
     base = draft(
         model,
         found,
         source=source,
         preprocessing=preprocessing,
         labels=labels,
-        overrides=contract,
+        overrides=overrides,
     )
     chosen = _methods(found, base.readout, methods)
     whole = _serve(base, chosen)
+    weights = [value.const_value for value in model.graph.initializers.values()]
+    source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
     if not bundle:
-        return Explained(whole, {SINGLE: _build(model, whole)})
+        return Explained(whole, {SINGLE: _build(model, whole)}, source_bytes)
     models, seen = {}, set()
     for kind, served in GRAPH_KINDS.items():
         own = tuple(method for method in chosen if method in served)
@@ -114,7 +122,7 @@ def explain(
             seen.add(own)
             models[kind] = _build(model, _serve(base, own))
     graphs = {kind: f"{kind}.onnx" for kind in models}
-    return Explained(dataclasses.replace(whole, graphs=graphs), models)
+    return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
 
 
 def _methods(
@@ -149,7 +157,8 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
         if needs.attention != "none" and readout is None:
             reasons[method] = (
                 "the head neither picks one or two tokens nor averages over tokens, so no row of "
-                "the attention stands for it"
+                "the attention stands for it; to choose one, give "
+                'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
     return reasons
 
@@ -188,7 +197,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     """The explained graph of a contract."""
     model = model.clone()
     graph = model.graph
-    found = analyse(model)
+    found = analyse(model, contract.logits)
+    _record_shapes(found)
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
@@ -204,7 +214,13 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     if walks:
         seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
     for rules, taps in walks:
-        arrived = walk(b, {found.logits: seed}, taps.values(), rules)
+        try:
+            arrived = walk(b, {found.logits: seed}, taps.values(), rules)
+        except UnsupportedOperatorError as error:
+            others = [method for method, needs in METHODS.items() if not needs.class_specific]
+            raise UnsupportedOperatorError(
+                f"{error}; without gradients there are the methods {', '.join(others)}"
+            ) from None
         for name, value in taps.items():
             if value not in arrived:
                 raise UnsupportedModelError(f"the logits do not depend on {value.name}")
@@ -216,6 +232,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
+    for domain in [domain for domain in model.opset_imports if domain != ""]:
+        del model.opset_imports[domain]
     model.metadata_props[KEY] = contract.to_json()
     return model
 
@@ -256,22 +274,29 @@ def _order(contract: Contract) -> list[str]:
     ]
 
 
+def _record_shapes(found: Structure) -> None:
+    """Replaces the shapes that the exporter recorded, which need not be right, by those found."""
+    for value, fact in found.facts.items():
+        if value.shape is not None and not value.is_initializer():
+            value.shape = symbolic(fact.shape)
+
+
 def _free_names(graph: ir.Graph, contract: Contract) -> None:
     """Renames inner values of the model that bear a name which the contract gives to an output."""
-    taken = {*_order(contract), TARGET}
-    for value in [*graph.inputs, *graph.outputs]:
-        if value.name in taken:
+    reserved = {*_order(contract), TARGET}
+    for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
+        if value.name in reserved:
             raise UnsupportedModelError(
-                f"the model already has an input or output named {value.name}; expected a model "
-                "that was not explained before"
+                f"the model has an input, output or weight named {value.name}, which an explained "
+                "model uses otherwise; rename it"
             )
-    for value in graph.initializers.values():
-        if value.name in taken:
-            raise UnsupportedModelError(f"the model has a weight named {value.name}; rename it")
+    names = {value.name for node in graph for value in node.outputs}
     for node in graph:
         for value in node.outputs:
-            if value.name in taken:
-                value.name = f"{value.name}/source"
+            if value.name in reserved:
+                value.name = next(
+                    name for i in itertools.count() if (name := f"{value.name}/{i}") not in names
+                )
 
 
 def _canonical(b: Builder, x: Tensor, layout: Layout) -> Tensor:

@@ -57,41 +57,51 @@ def infer(model: ir.Model, image: ir.Value) -> dict[ir.Value, Facts]:
 
     Args:
         model: Model with plain operators and no subgraphs.
-        image: The image input. A batch size frozen in the file stays static.
+        image: The image input. A batch size frozen in the file stays static. Where the input
+            promises any batch and the nodes behind it work for one image only, the batch is 1.
 
     Raises:
         ModelError: A node contradicts its operator's definition.
         UnsupportedModelError: A shape depends on more than the batch size.
     """
     batch = image.shape[0] if image.shape is not None else None
-    probes = (batch,) if isinstance(batch, int) else PROBES
-    runs = [_propagate(model, image, probe) for probe in probes]
-    return {value: _merge(value, [run[value] for run in runs], probes) for value in runs[0]}
+    if isinstance(batch, int):
+        return _propagate(model, image, batch)
+    try:
+        runs = [_propagate(model, image, probe) for probe in PROBES]
+    except UnsupportedModelError:
+        raise
+    except ModelError as error:
+        try:
+            return _propagate(model, image, 1)
+        except ModelError:
+            raise error from None
+    return {value: _merge(value, *(run[value] for run in runs)) for value in runs[0]}
 
 
-def _merge(value: ir.Value, found: list[Facts], probes: tuple[int, ...]) -> Facts:
-    first, last = found[0], found[-1]
-    if len(first.shape) != len(last.shape):
+def _merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
+    """What both batch sizes of `PROBES` agree on."""
+    if len(first.shape) != len(second.shape):
         raise UnsupportedModelError(f"the rank of {value.name} changes with the batch size")
     shape: list[Dim] = []
-    for one, other in zip(first.shape, last.shape, strict=True):
+    for one, other in zip(first.shape, second.shape, strict=True):
         assert isinstance(one, int) and isinstance(other, int)
         if one == other:
             shape.append(one)
             continue
-        factor = one // probes[0]
-        if (factor * probes[0], factor * probes[-1]) != (one, other):
+        factor = one // PROBES[0]
+        if (factor * PROBES[0], factor * PROBES[1]) != (one, other):
             raise UnsupportedModelError(
-                f"{value.name} has size {one} for batch {probes[0]} and {other} for batch "
-                f"{probes[-1]}; expected a multiple of the batch"
+                f"{value.name} has size {one} for batch {PROBES[0]} and {other} for batch "
+                f"{PROBES[1]}; expected a multiple of the batch"
             )
         shape.append(Batch(factor))
-    constant = first.constant
-    if constant is not None and len(found) > 1:
-        other_constant = last.constant
-        same = other_constant is not None and np.array_equal(constant, other_constant)
-        constant = constant if same else None
-    return Facts(tuple(shape), first.dtype, constant)
+    same = (
+        first.constant is not None
+        and second.constant is not None
+        and np.array_equal(first.constant, second.constant)
+    )
+    return Facts(tuple(shape), first.dtype, first.constant if same else None)
 
 
 def _propagate(model: ir.Model, image: ir.Value, batch: int) -> dict[ir.Value, Facts]:
@@ -156,10 +166,12 @@ def _visit(
         return
     for value in node.outputs:
         kind = types.get(value.name or "")
-        if kind is None:
-            continue
-        dims = kind.tensor_type.shape.dim
-        if not kind.tensor_type.HasField("shape") or not all(d.HasField("dim_value") for d in dims):
+        dims = kind.tensor_type.shape.dim if kind is not None else ()
+        if (
+            kind is None
+            or not kind.tensor_type.HasField("shape")
+            or not all(d.HasField("dim_value") for d in dims)
+        ):
             raise UnsupportedModelError(
                 f"the shape of {value.name} ({node.op_type}) depends on more than the batch size"
             )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import InlinePass
 
-from onnxplain.contract import Contract
+from onnxplain.contract import GRAPH_KINDS, Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 
@@ -24,7 +24,8 @@ __all__ = ["Report", "load", "save"]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
-EXTERNAL_ABOVE = 2_000_000_000  # protobuf ends at 2 GiB
+PROTOBUF_END = 2**31
+EXTERNAL_ABOVE = 2_000_000_000  # bytes of weights; leaves room for the graph
 SHARED_ABOVE = 256  # bytes; a smaller tensor stays in the graph, where it is easier to read
 
 
@@ -65,19 +66,30 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
     if not path.exists():
         raise ModelError(f"{path}: no such file")
     try:
-        if path.stat().st_size == 0:
+        size = path.stat().st_size
+        if size == 0:
             raise ModelError(f"{path}: empty; expected an ONNX model")
+        if size >= PROTOBUF_END:
+            raise ModelError(
+                f"{path}: {size} bytes; an ONNX file ends at 2 GiB, a larger model keeps its "
+                "weights in a file beside it"
+            )
+        onnx.checker.check_model(path)
         model = ir.load(path)
         for value in model.graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value.numpy()
     except OSError as error:
-        raise ModelError(f"{path}: {error.strerror or error} ({error.filename or path})") from None
-    except (DecodeError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{path}: not an ONNX model, or truncated ({reason})") from None
-    if not len(model.graph):
-        raise ModelError(f"{path}: not an ONNX model, or one without nodes")
+        missing = error.filename if isinstance(error.filename, str | os.PathLike) else path
+        raise ModelError(f"{path}: {error.strerror or error} ({missing})") from None
+    except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError) as error:
+        reason = _first_line(error)
+        _, external, place = reason.partition("should be stored in ")
+        if external:
+            raise ModelError(
+                f"{path}: the file of its weights is missing: {place.partition(', but')[0]}"
+            ) from None
+        raise ModelError(f"{path}: not an ONNX model, or a damaged one ({reason})") from None
     return _inlined(model)
 
 
@@ -100,9 +112,9 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     """
     path = Path(path)
     bundle = SINGLE not in explained.models
-    if bundle and path.exists() and not _replaceable(path):
-        raise InputError(f"{path}: not empty and not a bundle; choose another folder")
-    if not bundle and path.is_dir():
+    if bundle:
+        _check_replaceable(path)
+    elif path.is_dir():
         raise InputError(f"{path}: a folder; expected a file name such as {path / 'model.onnx'}")
     try:
         with _beside(path) as scratch:
@@ -111,22 +123,23 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
             else:
                 _write_file(explained.models[SINGLE], scratch / path.name)
             files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
-            for name in files:
-                if name.endswith(".onnx") or not bundle:
-                    _check(scratch / name, name == path.name or bundle)
+            for name in _graph_files(explained, path):
+                onnx.checker.check_model(scratch / name, full_check=True)
             if bundle:
                 _put_folder(scratch, path)
             else:
-                for name in sorted(files, reverse=True):  # weights before the file that needs them
-                    os.replace(scratch / name, path.parent / name)
+                _put_files(scratch, path, files)
     except OSError as error:
         raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{path}: would not be valid ONNX: {_first_line(error)}") from None
+    except ir.serde.SerdeError as error:
+        raise ModelError(f"{path}: cannot be written: {_first_line(error)}") from None
     first = next(iter(explained.models.values()))
-    weights = [v.const_value for v in first.graph.initializers.values()]
     return Report(
         path=path,
         files=files,
-        source_bytes=sum(t.nbytes for t in weights if t is not None),
+        source_bytes=explained.source_bytes,
         opset=first.opset_imports[""],
         methods=tuple(explained.contract.methods),
         contract=explained.contract,
@@ -134,49 +147,80 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     )
 
 
-def _check(path: Path, wanted: bool) -> None:
-    if not wanted:
-        return
-    try:
-        onnx.checker.check_model(path, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"{path.name} is not valid ONNX: {str(error).splitlines()[0]}") from None
+def _graph_files(explained: Explained, path: Path) -> list[str]:
+    return [path.name if kind == SINGLE else f"{kind}.onnx" for kind in explained.models]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()
 
 
 @contextlib.contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """An empty folder on the same disk, gone afterwards unless it was renamed."""
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    scratch.chmod(0o755)
     try:
+        scratch.chmod(0o755)
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _replaceable(path: Path) -> bool:
-    return path.is_dir() and ((path / CONTRACT_FILE).exists() or not any(path.iterdir()))
+def _check_replaceable(path: Path) -> None:
+    """Only an empty folder, or one with a bundle and nothing else, is replaced."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: a file; expected a folder, or a name that ends in .onnx")
+    if not path.is_dir():
+        return
+    ours = {CONTRACT_FILE, WEIGHTS_FILE, *(f"{kind}.onnx" for kind in GRAPH_KINDS)}
+    found = {entry.name for entry in path.iterdir()}
+    if found and (CONTRACT_FILE not in found or not found <= ours):
+        other = min(found - ours, default=min(found))
+        raise InputError(
+            f"{path}: holds {other}, so it is not a bundle alone; choose another folder"
+        )
+
+
+def _put_files(scratch: Path, path: Path, names: Iterable[str]) -> None:
+    """Renames a finished file into place, after its weights; or leaves both as they were."""
+    weights = [name for name in names if name != path.name]
+    kept: list[tuple[Path, Path]] = []
+    try:
+        for name in weights:
+            target, old = path.parent / name, scratch / f"{name}.old"
+            if target.exists():
+                os.replace(target, old)
+            kept.append((target, old))
+            os.replace(scratch / name, target)
+        os.replace(scratch / path.name, path)
+    except BaseException:
+        for target, old in kept:
+            target.unlink(missing_ok=True)
+            if old.exists():
+                os.replace(old, target)
+        raise
 
 
 def _put_folder(scratch: Path, path: Path) -> None:
     """Renames a finished folder into place; the bundle that was there goes last."""
-    if not path.exists():
-        os.replace(scratch, path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    os.replace(path, old)
-    try:
-        os.replace(scratch, path)
-    except OSError:
-        os.replace(old, path)
-        raise
-    shutil.rmtree(old)
+    with _beside(path) as aside:
+        old = aside / path.name
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(scratch, path)
+        except BaseException:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            raise
 
 
 def _write_file(model: ir.Model, path: Path) -> None:
     weights = [v.const_value for v in model.graph.initializers.values()]
-    large = sum(t.nbytes for t in weights if t is not None) > EXTERNAL_ABOVE
-    ir.save(model, path, external_data=f"{path.name}.data" if large else None)
+    if sum(t.nbytes for t in weights if t is not None) > EXTERNAL_ABOVE:
+        ir.save(model, path, external_data=f"{path.name}.data")
+    else:
+        ir.save(ir.external_data.load_to_model(model.clone()), path)
 
 
 def _write_bundle(explained: Explained, folder: Path) -> None:
@@ -194,7 +238,10 @@ def _write_bundle(explained: Explained, folder: Path) -> None:
     for kind, model in explained.models.items():
         model = model.clone()
         for name, value in model.graph.initializers.items():
-            if value.const_value is not None and value.const_value.nbytes > SHARED_ABOVE:
+            tensor = value.const_value
+            if name in external:
                 value.const_value = external[name]
+            elif isinstance(tensor, ir.ExternalTensor):
+                (value.const_value,) = ir.external_data.convert_tensors_from_external([tensor])
         ir.save(model, folder / f"{kind}.onnx")
     (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")

@@ -55,7 +55,7 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     batch, _, height, width = facts[image].shape
     assert isinstance(height, int) and isinstance(width, int)
     live = dependents(graph, image)
-    _check_precision(graph, facts, live)
+    _check_precision(facts, live)
     found_logits, classes = _logits(graph, facts, live, image, logits)
     images = trace(graph, facts, image, Place(0, volume([batch])))
     taps = find_taps(graph, facts, live, images)
@@ -104,26 +104,24 @@ def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
             )
 
 
-def _check_precision(graph: ir.Graph, facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
-    for node in graph:
-        for value in node.outputs:
-            dtype = facts[value].dtype
-            if value in live and dtype.is_floating_point() and dtype.itemsize < 4:
-                raise UnsupportedModelError(
-                    f"{value.name} ({node.op_type}) is {dtype.name}; expected float32, since "
-                    "gradients vanish in half precision (export in float32; weights alone may be "
-                    "stored as float16)"
-                )
+def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
+    for value, fact in facts.items():
+        if value in live and fact.dtype.is_floating_point() and fact.dtype.itemsize < 4:
+            raise UnsupportedModelError(
+                f"{value.name} is {fact.dtype}; expected float32, since gradients vanish in half "
+                "precision (export in float32; weights alone may be stored in half)"
+            )
 
 
 def _check_operators(model: ir.Model) -> None:
     opset = model.opset_imports.get("")
     if opset not in OPSETS:
         raise UnsupportedModelError(
-            f"opset {opset}; expected {OPSETS[0]} to {OPSETS[-1]} (export the model again)"
+            f"opset {opset}; expected {OPSETS[0]} to {OPSETS[-1]} (export the model again, for "
+            "instance with opset_version=20)"
         )
     for node in model.graph:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain != "":
             raise UnsupportedModelError(
                 f"node {node.name} is {node.domain}.{node.op_type}, not a standard operator; "
                 "expected a model as its exporter wrote it, before any runtime optimised it"
@@ -134,12 +132,12 @@ def _check_operators(model: ir.Model) -> None:
         ):
             raise UnsupportedModelError(
                 f"node {node.name} ({node.op_type}) holds a subgraph; expected a graph without "
-                "control flow"
+                "control flow (torch.onnx.export with dynamo=True writes none)"
             )
 
 
 def _image(graph: ir.Graph) -> ir.Value:
-    """The image input, float32 [batch, 3, height, width] with fixed height and width."""
+    """The image input, float [batch, 3, height, width] with fixed height and width."""
     inputs = [v for v in graph.inputs if v.name not in graph.initializers]
     pictures = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
     if len(inputs) != 1 or len(pictures) != 1:
@@ -159,7 +157,7 @@ def _image(graph: ir.Graph) -> ir.Value:
             f"input {image.name} has shape {image.shape}; expected a fixed height and width "
             "(export the model for one size)"
         )
-    if image.dtype != ir.DataType.FLOAT:
+    if image.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise UnsupportedModelError(
             f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
             "without a cast in front)"
