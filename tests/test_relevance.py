@@ -159,7 +159,9 @@ def test_an_image_does_not_depend_on_its_batch(golden: Path) -> None:
 
 
 def every_output(path: Path, images: Array, target: int | None = None) -> dict[str, Array]:
-    taps = ox.Explainer(path, device="cpu", threads=1).taps(images.astype(np.float32), target=target)
+    taps = ox.Explainer(path, device="cpu", threads=1).taps(
+        images.astype(np.float32), target=target
+    )
     found: dict[str, Array] = {}
     for field in dataclasses.fields(taps):
         value = getattr(taps, field.name)
@@ -235,6 +237,29 @@ def test_pixel_methods_have_the_size_of_the_image(wide_file: Path) -> None:
     for method in ("lrp", "attnlrp"):
         result = explainer.explain(images, method=method, target=[0, 3])
         assert result.grid.shape == result.heatmap.shape == (2, 32, 64)
+
+
+def test_what_has_no_rule_below_the_attention_costs_only_pixel_methods(
+    wide: ir.Model, tmp_path: Path
+) -> None:
+    model = wide.clone()
+    image = model.graph.inputs[0]
+    pool = ir.node("MaxPool", [image], {"kernel_shape": [1, 1]}, name="pool")
+    pool.outputs[0].name = "pooled"
+    first = next(node for node in model.graph if node.op_type == "Conv")
+    model.graph.insert_before(first, pool)
+    first.replace_input_with(0, pool.outputs[0])
+    report = ox.instrument(model, tmp_path / "vit.onnx")
+    assert report.methods == tuple(m for m in METHODS if m not in ("lrp", "attnlrp"))
+    with pytest.raises(
+        ox.UnsupportedModelError, match="lrp is not defined .*: node pool: .*MaxPool"
+    ):
+        ox.instrument(model, tmp_path / "lrp.onnx", methods=["lrp"])
+
+
+def test_without_a_readout_there_are_features_and_pixels(wide: ir.Model, tmp_path: Path) -> None:
+    report = ox.instrument(wide, tmp_path / "vit.onnx", contract={"readout": None})
+    assert report.methods == ("gradcam", "attnlrp", "lrp")
 
 
 def test_bundle_and_file_agree(wide_file: Path, wide_bundle: Path) -> None:

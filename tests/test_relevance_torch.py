@@ -13,6 +13,7 @@ from conservation import TABLES, left
 from double import carried, run
 from numpy.typing import ArrayLike, NDArray
 from onnx import parser
+from onnx.reference import ReferenceEvaluator
 from small_vits import small_vit
 from timm.layers import GluMlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
@@ -114,15 +115,22 @@ def test_written_out_operators_carry_the_same_relevance(table: str) -> None:
 
 # Single rules, with numbers that can be followed on paper
 
+NUMPY = {"double": np.float64, "float": np.float32}
+
 
 def brought(
-    body: str, rules: Mapping[str, Rule], seed: ArrayLike, **inputs: ArrayLike
+    body: str,
+    rules: Mapping[str, Rule],
+    seed: ArrayLike,
+    *,
+    dtype: str = "double",
+    **inputs: ArrayLike,
 ) -> dict[str, Array]:
     """What the rules bring to each input of a small graph whose result is `y`; 2 and 1 are `two`
     and `one`."""
-    arrays = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
-    arguments = ", ".join(f"double{list(x.shape)} {name}" for name, x in arrays.items())
-    constants = "<double one = {1.0}, double two = {2.0}>"
+    arrays = {name: np.asarray(x, NUMPY[dtype]) for name, x in inputs.items()}
+    arguments = ", ".join(f"{dtype}{list(x.shape)} {name}" for name, x in arrays.items())
+    constants = f"<{dtype} one = {{1.0}}, {dtype} two = {{2.0}}>"
     text = f'<ir_version: 9, opset_import: ["": 18]> g ({arguments}) => (y) {constants} {{{body}}}'
     graph = (model := ir.from_proto(parser.parse_model(text))).graph
     facts = infer(model, graph.inputs[0])
@@ -137,8 +145,18 @@ def brought(
         result = dense(b, arrived[value])
         b.rename(result := b.op("Identity", [result], result.shape), f"to.{value.name}")
         graph.outputs.append(result.value)
-    found = run(model, {**arrays, "seed": np.asarray(seed, np.float64)})
-    return {name: found[f"to.{name}"] for name in arrays}
+    session = ReferenceEvaluator(ir.to_proto(model))
+    found = session.run(None, {**arrays, "seed": np.asarray(seed, NUMPY[dtype])})
+    return dict(zip(arrays, found[1:], strict=True))
+
+
+def test_what_speaks_against_an_output_takes_nothing() -> None:
+    # The first output has no positive contribution, the second 2 and 1: its relevance is shared
+    # out to the last bit, though the first one's 1 / 1e-9 would swamp it in single precision.
+    for dtype in NUMPY:
+        body = f"w = Constant <value = {dtype}[2, 2] {{-1, 2, -1, 1}}> () y = MatMul (x, w)"
+        found = brought(body, ATTRIBUTION, [[1, 1]], dtype=dtype, x=[[1, 1]])
+        np.testing.assert_allclose(found["x"], [[2 / 3, 1 / 3]], rtol=1e-6)
 
 
 def test_difference_keeps_the_total() -> None:

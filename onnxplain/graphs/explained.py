@@ -36,7 +36,7 @@ from onnxplain.graphs.draft import draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Layout
+from onnxplain.graphs.taps import Layout, dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 
 __all__ = ["SINGLE", "Explained", "explain"]
@@ -154,13 +154,33 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     for method, needs in METHODS.items():
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
-        if needs.attention != "none" and readout is None:
+        if readout is None and not needs.features and not needs.pixels:
             reasons[method] = (
                 "the head neither picks one or two tokens nor averages over tokens, so no row of "
                 "the attention stands for it; to choose one, give "
                 'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
+        if needs.pixels and (node := _without_rule(found)) is not None:
+            reasons[method] = (
+                f"node {node.name}: operator {node.op_type} lies between the pixels and the logits "
+                "and has no relevance rule"
+            )
     return reasons
+
+
+def _without_rule(found: Structure) -> ir.Node | None:
+    """A node on the way from the pixels to the logits that the tables have no rule for."""
+    leading, last = {found.logits}, found.logits.producer()
+    assert last is not None and last.graph is not None
+    live = dependents(last.graph, found.image)
+    for node in reversed(last.graph):
+        if not leading.isdisjoint(node.outputs):
+            sources = {v for v in node.inputs if v in live and v is not None}
+            moved = {v for v in sources if found.facts[v].dtype.is_floating_point()}
+            if moved and node.op_type not in LRP:
+                return node
+            leading |= moved
+    return None
 
 
 def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:

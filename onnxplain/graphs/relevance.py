@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from onnxplain.graphs.axes import volume
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.walk import Cotangent, Rule, Step
@@ -21,6 +22,7 @@ from onnxplain.graphs.walk import Cotangent, Rule, Step
 __all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "only", "scaled_factor", "unbiased"]
 
 EPSILON = 1e-9
+SMALL = 1024  # weights
 
 # fmt: off
 MOVES = (
@@ -73,8 +75,16 @@ def linear(s: Step, r: Relevances) -> Results:
     With y = x W and n = |x| |W|, x+ W+ + x- W- = (y + n) / 2; the halves of the denominator and of
     the result cancel. Every term of it is positive, so where it is 0 there is nothing to share out,
     and the division needs no second look.
+
+    It is 0 where a few inputs are mixed that all speak against the output, as in talking heads. The
+    two products would then have to cancel to the last bit, so a small map takes all four.
     """
     b, (i, w) = s.b, _operands(s)
+    if volume(s.input(w).shape) < SMALL:
+        parts = [[b.binary(bound, s.input(k), 0) for k in (i, w)] for bound in ("Max", "Min")]
+        total = b.add(*(again(s, i, x, weight) for x, weight in parts))
+        share = b.div(first(r), b.add(total, EPSILON))
+        return only(i, b.add(*(b.mul(x, back(s, i, share, weight)) for x, weight in parts)))
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
     total = b.add(unbiased(s), again(s, i, size, weight))
