@@ -439,6 +439,23 @@ def test_bundle_is_replaced_and_other_folders_are_not(module: Any, tmp_path: Pat
     assert (tmp_path / "photos" / "cat.jpg").read_text() == "precious"
 
 
+def test_export_and_instrument_make_the_same_graph(
+    module: Any, plain: ir.Model, exported: Path, tmp_path: Path
+) -> None:
+    expected = onnx.load(exported).graph.SerializeToString()
+    ir.save(plain, tmp_path / "plain.onnx")
+    ox.instrument(tmp_path / "plain.onnx", tmp_path / "from_plain.onnx")
+    assert onnx.load(tmp_path / "from_plain.onnx").graph.SerializeToString() == expected
+    # The plain graph of a bundle is such a file too, and brings along what the graph cannot tell.
+    labels = [f"class {i}" for i in range(module.num_classes)]
+    ox.export(module, tmp_path / "bundle", labels=labels, verify=False)
+    report = ox.instrument(tmp_path / "bundle" / "plain.onnx", tmp_path / "from_bundle.onnx")
+    assert onnx.load(tmp_path / "from_bundle.onnx").graph.SerializeToString() == expected
+    assert report.contract.labels == tuple(labels)
+    with pytest.raises(ox.UnsupportedModelError, match="explained already"):
+        ox.instrument(tmp_path / "bundle" / "gradient.onnx", tmp_path / "again.onnx")
+
+
 @pytest.mark.usefixtures("ready")
 def test_one_file_has_exactly_the_requested_methods(module: Any, tmp_path: Path) -> None:
     report = ox.export(module, tmp_path / "x.onnx", methods=["rollout"])

@@ -32,7 +32,7 @@ from onnxplain.contract import (
 from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
 from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
-from onnxplain.graphs.draft import draft
+from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.structure import Structure, analyse
@@ -83,7 +83,8 @@ def explain(
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
     Args:
-        model: A plain ViT with global attention, opset 17 to 22; it is left as it is.
+        model: A plain ViT with global attention, opset 17 to 22; it is left as it is. The plain
+            graph of a bundle brings its preprocessing, labels and token names along.
         bundle: One graph per kind of method instead of one graph for all.
         methods: Names of `METHODS`; None: every one that the architecture supports.
         contract: Fields of the contract that override what is found, such as
@@ -96,9 +97,8 @@ def explain(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
-    if KEY in model.metadata_props:
-        raise UnsupportedModelError("explained already; expected the model that it was made from")
-    overrides = dict(contract or {})
+    known = _known(model)
+    overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     found = analyse(model, logits)
     base = draft(
@@ -123,6 +123,17 @@ def explain(
             models[kind] = _build(model, _serve(base, own))
     graphs = {kind: f"{kind}.onnx" for kind in models}
     return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
+
+
+def _known(model: ir.Model) -> dict[str, Any]:
+    """What the plain graph of a bundle says of itself, as overrides for the contract."""
+    if KEY not in model.metadata_props:
+        return {}
+    own = Contract.from_json(model.metadata_props[KEY])
+    if own.methods:
+        raise UnsupportedModelError("explained already; expected the model that it was made from")
+    image = {k: v for k, v in dataclasses.asdict(own.input).items() if k not in FOUND}
+    return {"input": image, "labels": own.labels, "tokens": {"prefix": own.tokens.prefix}}
 
 
 def _methods(
