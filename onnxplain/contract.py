@@ -67,7 +67,7 @@ def attention_relevance_lrp_name(layer: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Which outputs a method reads: of "all" layers, the "last" one, or "none"; and which others."""
+    """Which outputs a method reads: of "all" layers, the "last" or "none"; and which others."""
 
     attention: str = "none"
     gradient: str = "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ def explain(
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     source: Source | None = None,
+    gamma: float = 0.0,
 ) -> Explained:
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
@@ -92,11 +94,15 @@ def explain(
         labels: Class names in order, or a text file with one per line.
         preprocessing: Fields of `ImageInput`: mean, std, crop_pct, crop_mode, interpolation.
         source: Where the model came from; None: the digest of its weights alone.
+        gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
+            epsilon rule. Recorded in the contract.
 
     Raises:
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
+    if not 0 <= gamma < math.inf:
+        raise InputError(f"gamma {gamma}; expected a number from 0 on")
     known = _known(model)
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
@@ -110,6 +116,8 @@ def explain(
         overrides=overrides,
     )
     chosen = _methods(found, base.readout, methods)
+    if gamma and "attnlrp" in chosen:
+        base = dataclasses.replace(base, rules={"attnlrp": {"gamma": gamma}})
     whole = _serve(base, chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
@@ -218,6 +226,7 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
         ),
         features=present(FEATURES),
         features_gradient=present(FEATURES_GRADIENT),
+        rules={m: rules for m, rules in contract.rules.items() if m in methods},
         input_relevance=present(INPUT_RELEVANCE),
         input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
         target=TARGET if any(METHODS[method].class_specific for method in methods) else None,

@@ -136,7 +136,7 @@ class Model:
         return values
 
     def _plan(self, wanted: set[str]) -> list[tuple[_Graph, list[str]]]:
-        """The cheapest graph with all outputs; where none has them all, several that do together."""
+        """The cheapest graph with all outputs; where none has them, several that do together."""
         plan = []
         while True:
             most = max(len(wanted & graph.outputs) for graph in self._graphs)
