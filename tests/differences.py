@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Seed:
-    """A cotangent of an output, or of positions start .. stop of one of its axes."""
+    """Positions start .. stop of one axis of an output, the only ones that have a cotangent."""
 
     axis: int
     start: int

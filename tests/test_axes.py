@@ -109,6 +109,8 @@ FOLLOWED: dict[str, list[int | tuple[int, int, int] | None]] = {
     "y = Flatten(x)": [0, (1, 1, 4), (1, 4, 1)],
     "y = Expand(x, more)": [1, 2, 3],
     "y = Where(mask, x, column)": [0, 1, 2],
+    "y = Pad(x, shift)": [0, None, 2],
+    'y = Einsum <equation = "bij,jk->kbi"> (x, square)': [1, 2, None],
     "y = ReduceMean(x)": [None, None, None],
     "y = Sin(x)": [None, None, None],
 }
@@ -124,7 +126,7 @@ def test_follow(nodes: str) -> None:
             <int64[1] one = {1}, int64[1] two = {2}, int64[1] last = {-1}, int64[1] start = {-9},
              int64[2] parts = {1, 3}, int64 number = {2}, int64[2, 2] pair = {0, 1, 1, 3},
              int64[4] heads = {0, 4, 2, 2}, int64[2] flat = {-1, 4}, int64[4] more = {3, 1, 1, 1},
-             int64[3] again = {-1, 4, 4},
+             int64[3] again = {-1, 4, 4}, int64[6] shift = {0, -1, 0, 0, 1, 0},
              bool[4, 1] mask = {1, 0, 0, 1}, float[4, 1] column = {1, 2, 3, 4},
              float[1, 4, 4] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}>
             { NODES }

@@ -134,6 +134,20 @@ def test_a_frozen_batch_stays_and_recorded_shapes_are_not_believed() -> None:
     assert [facts[node.outputs[0]].shape for node in model.graph] == [(4, 3), (4, 3)]
 
 
+def test_a_batch_frozen_behind_a_dynamic_input_is_one() -> None:
+    model = ir.from_proto(
+        parse(
+            """
+            <ir_version: 10, opset_import: ["" : 17]>
+            g (float[batch, 4] x) => () <int64[3] frozen = {1, 2, 2}> { y = Reshape(x, frozen) }
+            """
+        )
+    )
+    x = model.graph.inputs[0]
+    facts = infer(model, x)
+    assert facts[x].shape == (1, 4)
+
+
 @pytest.mark.parametrize(
     ("nodes", "error", "message"),
     [

@@ -98,6 +98,21 @@ def test_a_range_gives_the_numbers_of_the_dense_walk(monkeypatch: pytest.MonkeyP
     assert written(ranged, hidden) == {1}
 
 
+def test_float32_statistics_of_a_range_are_those_of_the_forward_pass() -> None:
+    text = BLOCK.replace("READ", "read = Gather <axis = 1> (z, one)")
+    results = []
+    for kind, dtype in (("double", np.float64), ("float", np.float32)):
+        model = outputs_of(parse(text.replace("double", kind)), ["y"])
+        result = differentiate(model, {"y": None}, ["p", "r"])
+        feeds = {k: v.astype(np.float32) for k, v in values(model, 2).items()}
+        feeds["seed.y"] = np.ones((2, 3), np.float32)
+        results.append(evaluate(result.model, {k: v.astype(dtype) for k, v in feeds.items()}))
+    exact, found = results
+    assert "n2/1" in [name for node in result.model.graph.node for name in node.output]
+    for name in exact:
+        agree(found[name], exact[name], 1e-5)  # rounding of float32 through a block
+
+
 def written(result: Differentiated, width: int) -> set[int]:
     """Token counts of the [batch, tokens, width] tensors that the walk added."""
     added = {n.output[0] for n in result.model.graph.node if n.name.startswith("n_explain/")}

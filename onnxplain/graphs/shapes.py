@@ -9,6 +9,7 @@ multiple of the batch; everything else is static.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,7 +166,10 @@ def _visit(
             facts[value] = Facts(array.shape, ir.DataType.from_numpy(array.dtype), array)
         return
     for value in node.outputs:
-        kind = types.get(value.name or "")
+        if not value.name:  # left out
+            facts[value] = Facts((), ir.DataType.UNDEFINED)
+            continue
+        kind = types.get(value.name)
         dims = kind.tensor_type.shape.dim if kind is not None else ()
         if (
             kind is None
@@ -177,6 +181,12 @@ def _visit(
             )
         dtype = ir.DataType(kind.tensor_type.elem_type)
         facts[value] = Facts(tuple(d.dim_value for d in dims), dtype)
+    if node.op_type == "Reshape" and node.domain == "":  # onnx does not compare
+        source = node.inputs[0]
+        assert source is not None
+        before, after = (math.prod(_sizes(facts[v].shape)) for v in (source, node.outputs[0]))
+        if before != after:
+            raise ModelError(f"node {node.name} (Reshape) makes {after} elements of {before}")
 
 
 def _sizes(shape: Shape) -> list[int]:
@@ -216,7 +226,7 @@ def _infer_types(
             f"node {node.name} is {node.domain or 'ai.onnx'}.{node.op_type}, not a standard "
             "operator; expected a model as its exporter wrote it, before any runtime optimised it"
         ) from None
-    except (onnx.shape_inference.InferenceError, KeyError) as error:
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, KeyError) as error:
         raise ModelError(
             f"node {node.name} ({node.op_type}) is not valid ONNX: {str(error).splitlines()[0]}"
         ) from None

@@ -73,10 +73,10 @@ class Features:
 
 
 def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
-    """Every value that is computed from `value`, and itself; what is not in it is a constant."""
+    """`value` and all that is computed from it, not only from its shape; the rest is constant."""
     found = {value}
     for node in graph:
-        if any(v in found for v in node.inputs):
+        if node.op_type not in ("Shape", "Size") and any(v in found for v in node.inputs):
             found.update(node.outputs)
     return found
 
