@@ -244,11 +244,10 @@ def _compare(
     with progress("explaining", len(explainer.methods)) as step:
 
         def explained() -> Iterator[Explanation]:
-            for method in explainer.methods:
-                result = explainer.explain([picture] * len(classes), method=method, target=classes)
+            for result in explainer.explain_each([picture] * len(classes), target=classes):
                 rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
-                    row["degenerate"] += [method] if degenerate else []
+                    row["degenerate"] += [result.method] if degenerate else []
                 yield result
                 step()
 

@@ -274,3 +274,16 @@ def test_a_contract_survives_the_file(toy_file: ToyFile) -> None:
     explainer = ox.Explainer(toy_file(labels=labels), device="cpu")
     assert isinstance(explainer.contract, Contract)
     assert explainer.explain(pixels(1), target="CAFÉ").labels == ("café",)
+
+
+def test_explain_each_is_explain_for_every_method(explainer: ox.Explainer) -> None:
+    images = pixels(2)
+    found = {one.method: one for one in explainer.explain_each(images, target=[0, 1])}
+    assert tuple(found) == explainer.methods
+    for method, one in found.items():
+        alone = explainer.explain(images, method=method, target=[0, 1])
+        np.testing.assert_array_equal(one.heatmap, alone.heatmap)
+        np.testing.assert_array_equal(one.target, alone.target)
+    assert [one.method for one in explainer.explain_each(images, methods=["rollout"])] == [
+        "rollout"
+    ]

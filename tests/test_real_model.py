@@ -77,7 +77,9 @@ def test_tabby_is_on_the_cat(method: str, explainer: ox.Explainer, shared_real: 
     assert np.asarray(around).any()
 
 
-@pytest.mark.parametrize("method", ["gradcam", "gradient_rollout", "generic_attention"])
+@pytest.mark.parametrize(
+    "method", ["gradcam", "gradient_rollout", "generic_attention", "transformer_attribution"]
+)
 @pytest.mark.parametrize("order", [("tabby", "espresso"), ("espresso", "tabby")])
 def test_two_classes_in_one_picture_are_told_apart(
     method: str, order: tuple[str, str], explainer: ox.Explainer, shared_real: Path
