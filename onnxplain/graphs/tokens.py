@@ -14,7 +14,7 @@ from onnxplain.graphs.taps import Tap
 
 __all__ = ["find_readout", "find_tokens", "prefix_names"]
 
-PICTURE_TO_PICTURE = PER_IMAGE | {"Pad"}
+SPATIAL = PER_IMAGE | {"Pad"}  # from a picture [batch, channels, rows, columns] to another
 
 
 def find_tokens(
@@ -44,33 +44,49 @@ def find_tokens(
 def _merges(
     graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value
 ) -> Iterator[tuple[ir.Value, int, tuple[int, int], bool]]:
-    """Axes that join the two spatial axes: value, axis, (rows, columns), whether row by row."""
-    spatial = {image: (2, 3)}
+    """Axes that join rows and columns: value, axis, (rows, columns), whether row by row."""
+    pictures = _pictures(graph, facts, image)
+    for node in graph:
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type not in SHAPE_ONLY or source is None or source not in pictures:
+            continue
+        rows, columns = pictures[source]
+        shape, out = facts[source].shape, facts[node.outputs[0]].shape
+        first = min(rows, columns)
+        for axis in range(len(out)) if abs(rows - columns) == 1 else ():
+            same_place = volume(out[:axis]) == volume(shape[:first])
+            if same_place and volume([out[axis]]) == volume(shape[first : first + 2]):
+                grid = volume([shape[rows]]), volume([shape[columns]])
+                yield node.outputs[0], axis, grid, rows < columns
+
+
+def _pictures(
+    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value
+) -> dict[ir.Value, tuple[int, int]]:
+    """The axes of rows and columns in every value that has both."""
+    axes = {image: (2, 3)}
     for node in graph:
         for source in dict.fromkeys(node.inputs):
-            if source is None or source not in spatial or not node.outputs:
+            if source is None or not node.outputs:
                 continue
-            rows, columns = spatial[source]
-            output = node.outputs[0]
-            shape, out = facts[source].shape, facts[output].shape
-            if node.op_type in SHAPE_ONLY:
-                first = min(rows, columns)
-                joined = volume(shape[first : first + 2])
-                for axis in range(len(out)) if abs(rows - columns) == 1 else ():
-                    same = volume(out[:axis]) == volume(shape[:first])
-                    if same and volume(out[axis : axis + 1]) == joined:
-                        grid = volume([shape[rows]]), volume([shape[columns]])
-                        yield output, axis, grid, rows < columns
-                moved = [_outermost(shape, axis, out) for axis in (rows, columns)]
-            elif node.op_type in PICTURE_TO_PICTURE and (rows, columns) == (2, 3):
-                moved = [rows, columns]
+            shape, out = facts[source].shape, facts[node.outputs[0]].shape
+            moved: list[int | None]
+            if node.op_type in SPATIAL and source is node.inputs[0] and len(out) == 4:
+                moved = list(axes.get(source, (2, 3)))  # after operators that hide them, as usual
+                if set(moved) != {2, 3}:
+                    continue
+            elif source not in axes:
+                continue
+            elif node.op_type in SHAPE_ONLY:
+                moved = [_outermost(shape, axis, out) for axis in axes[source]]
             else:
-                places = [Place(axis, volume([shape[axis]])) for axis in (rows, columns)]
+                places = [Place(axis, volume([shape[axis]])) for axis in axes[source]]
                 found = [follow(node, source, place, facts) for place in places]
                 moved = [None if place is None else place.axis for place in found]
-            row, column = moved
-            if row is not None and column is not None:
-                spatial.setdefault(output, (row, column))
+            rows, columns = moved
+            if rows is not None and columns is not None:
+                axes.setdefault(node.outputs[0], (rows, columns))
+    return axes
 
 
 def _outermost(shape: Shape, axis: int, out: Shape) -> int | None:
