@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onnxplain.contract import Contract
+from onnxplain.contract import METHODS, Contract
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explanation import Explanation, upsample
@@ -271,7 +271,9 @@ class Explainer:
         classes: NDArray[np.int64],
         batch: list[Prepared],
     ) -> Explanation:
-        heatmap, degenerate = upsample(grid, self.contract.input.size)
+        # Relevance of pixels has a sign, and 0 in the middle: the map shows what speaks for the class.
+        shown = np.maximum(grid, 0) if METHODS[method].pixels else grid
+        heatmap, degenerate = upsample(shown, self.contract.input.size)
         target, labels = _resolved(classes, logits), self.contract.labels
         return Explanation(
             method=method,
