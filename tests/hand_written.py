@@ -313,7 +313,8 @@ def to_file(
     size: tuple[int, int] = SIZE,
 ) -> Path:
     """Exports as users do, not as onnxplain does: names, opset and batch are what they are."""
-    example = torch.randn(batch or 2, 3, *size)
+    dtype = next(module.parameters()).dtype
+    example = torch.randn(batch or 2, 3, *size, dtype=dtype)
     options: dict[str, Any] = {"input_names": ["image"], "output_names": ["output"]}
     if batch is None and dynamo:
         options["dynamic_shapes"] = ({0: torch.export.Dim("n")},)

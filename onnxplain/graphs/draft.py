@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -135,7 +136,7 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
             'contract={"tokens": {"prefix": ["cls"], "grid": [14, 14]}}'
         )
     try:
-        rows, columns = (int(size) for size in fields["grid"])
+        rows, columns = map(operator.index, fields["grid"])
     except (TypeError, ValueError):
         raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
     tokens = _made(Tokens, {**fields, "grid": (rows, columns)})

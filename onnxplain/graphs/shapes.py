@@ -22,6 +22,12 @@ from onnxplain.errors import ModelError, UnsupportedModelError
 __all__ = ["Batch", "Dim", "Facts", "Shape", "infer", "show"]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
+NUMBERS = {
+    ir.AttributeType.FLOAT: np.float32,
+    ir.AttributeType.FLOATS: np.float32,
+    ir.AttributeType.INT: np.int64,
+    ir.AttributeType.INTS: np.int64,
+}
 FOLDED = 4096  # integer values up to this many elements are computed; weights are not
 
 
@@ -132,6 +138,16 @@ def _of_tensor(tensor: ir.TensorProtocol) -> Facts:
     return Facts(shape, tensor.dtype, tensor.numpy() if small else None)
 
 
+def _of_constant(node: ir.Node) -> Facts:
+    (attribute,) = node.attributes.values()
+    if attribute.type == ir.AttributeType.TENSOR:
+        return _of_tensor(attribute.as_tensor())
+    if attribute.type not in NUMBERS:
+        raise UnsupportedModelError(f"node {node.name}: a Constant that is not a tensor")
+    array = np.array(attribute.value, NUMBERS[attribute.type])
+    return Facts(array.shape, ir.DataType.from_numpy(array.dtype), array)
+
+
 def _visit(
     node: ir.Node,
     facts: dict[ir.Value, Facts],
@@ -139,10 +155,7 @@ def _visit(
     versions: dict[str, int],
 ) -> None:
     if node.op_type == "Constant" and node.domain == "":
-        tensor = ir.convenience.get_const_tensor(node.outputs[0])
-        if tensor is None:
-            raise UnsupportedModelError(f"node {node.name}: a Constant that is not a tensor")
-        facts[node.outputs[0]] = _of_tensor(tensor)
+        facts[node.outputs[0]] = _of_constant(node)
         return
     inputs = {v.name or "": facts[v] for v in node.inputs if v is not None and v in facts}
     if node.op_type == "Shape" and node.domain == "":
