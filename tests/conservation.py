@@ -13,7 +13,7 @@ import torch
 from double import carried, run
 from numpy.typing import NDArray
 from small_vits import small_vit
-from timm.layers import SwiGLU
+from timm.layers.mlp import SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from torch import nn
@@ -88,8 +88,8 @@ class TalkingHeads(nn.Module):
 
 def talking_heads() -> nn.Module:
     module = small_vit(depth=4, num_heads=2)
-    for block in module.blocks:  # type: ignore[union-attr]
-        block.attn = TalkingHeads(32, 2)  # type: ignore[union-attr]
+    for block in module.blocks:
+        block.attn = TalkingHeads(32, 2)
     return module
 
 

@@ -1,4 +1,4 @@
-"""Models run in float64: relevance is ill-conditioned in float32, so its rules are proven in double."""
+"""Models run in float64, where relevance, ill-conditioned in float32, can be proven."""
 
 from __future__ import annotations
 

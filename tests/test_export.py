@@ -433,7 +433,7 @@ def test_bundle_is_replaced_and_other_folders_are_not(module: Any, tmp_path: Pat
     assert json.loads((folder / "contract.json").read_text())["verification"]["batches"] == [1, 3]
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("precious")
-    with pytest.raises(ox.InputError, match="not empty and not a bundle"):
+    with pytest.raises(ox.InputError, match="not a bundle alone"):
         ox.export(module, tmp_path / "photos")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["photos", "vit"]
     assert (tmp_path / "photos" / "cat.jpg").read_text() == "precious"

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 from small_vits import small_vit
-from timm.layers import GluMlp, SwiGLU
+from timm.layers.mlp import GluMlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from torch_relevance import AttnLRP, Attribution, Plain, Table, relevance
 from written_out import written_out
@@ -50,8 +50,8 @@ REFERENCES: dict[str, Table] = {
     "attnlrp": AttnLRP(),
     "attnlrp, gamma 0.25": AttnLRP(gamma=0.25),
 }
-# Of the largest value in a layer. The AttnLRP table divides by x + 1e-9 where torch passes relevance
-# on; in the others rounding is amplified where a residual sum passes through zero.
+# Of the largest value in a layer. The AttnLRP table divides by x + 1e-9 where torch passes
+# relevance on; in the others rounding is amplified where a residual sum passes through zero.
 TOLERANCE = 1e-6
 
 
@@ -147,7 +147,7 @@ def brought(
         graph.outputs.append(result.value)
     session = ReferenceEvaluator(ir.to_proto(model))
     found = session.run(None, {**arrays, "seed": np.asarray(seed, NUMPY[dtype])})
-    return dict(zip(arrays, found[1:], strict=True))
+    return dict(zip(arrays, list(found)[1:], strict=True))
 
 
 def test_what_speaks_against_an_output_takes_nothing() -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import GluMlp, Mlp, SwiGLU
+from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from torch import Tensor, nn
 
 __all__ = ["AttnLRP", "Attribution", "Plain", "Relevance", "Table", "relevance"]
 
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,12 @@ class Tape:
         found = {id(y): seed}
         for result, sources, back in reversed(self._steps):
             parts = back(found[id(result)])
-            for source, part in zip(sources, [parts] if isinstance(parts, Tensor) else parts):
+            gone = [parts] if isinstance(parts, Tensor) else parts
+            for source, part in zip(sources, gone, strict=False):
                 found[id(source)] = found.get(id(source), 0) + part
         return found
 
-    def linear(self, x: Tensor, layer: nn.Linear) -> Tensor:
+    def linear(self, x: Tensor, layer: Any) -> Tensor:
         y = layer(x)
         return self._step(y, [x], lambda r: self.table.linear(r, x, y, layer.weight, F.linear))
 

@@ -46,9 +46,9 @@ class _Parts:
     def constant(self, value: float | Sequence[int]) -> ir.Value:
         name = f"{self.prefix}.constant.{len(self.constants)}"
         array = np.array(value, np.float32 if isinstance(value, float) else np.int64)
-        value = ir.Value(name=name, const_value=ir.tensor(array, name=name))
-        self.constants.append(value)
-        return value
+        constant = ir.Value(name=name, const_value=ir.tensor(array, name=name))
+        self.constants.append(constant)
+        return constant
 
 
 def _layer_normalization(parts: _Parts, node: ir.Node) -> None:

@@ -271,7 +271,7 @@ class Explainer:
         classes: NDArray[np.int64],
         batch: list[Prepared],
     ) -> Explanation:
-        # Relevance of pixels has a sign, and 0 in the middle: the map shows what speaks for the class.
+        # Relevance of pixels has a sign: the map shows what speaks for the class.
         shown = np.maximum(grid, 0) if METHODS[method].pixels else grid
         heatmap, degenerate = upsample(shown, self.contract.input.size)
         target, labels = _resolved(classes, logits), self.contract.labels
