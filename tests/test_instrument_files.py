@@ -1,0 +1,433 @@
+"""What `instrument` reads and writes: bad files, bundles, large weights, all or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hand_written import SIZE, HandWritten, to_file
+from onnx import TensorProto, helper
+
+import onnxplain as ox
+from onnxplain import graphs
+from onnxplain.contract import GRAPH_KINDS, METHODS, Contract
+from onnxplain.errors import InputError, ModelError, UnsupportedModelError
+from onnxplain.graphs import storage
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return to_file(HandWritten(), tmp_path_factory.mktemp("source") / "source.onnx")
+
+
+@pytest.fixture
+def plain(source: Path, tmp_path: Path) -> Path:
+    """A file of its own in an otherwise empty folder."""
+    return Path(shutil.copy(source, tmp_path / "plain.onnx"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in folder.rglob("*")
+    }
+
+
+def outputs(path: Path, batch: int = 2) -> dict[str, np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = np.random.default_rng(0).normal(size=(batch, 3, *SIZE)).astype(np.float32)
+    feeds: dict[str, np.ndarray] = {"image": images}
+    if any(value.name == "target" for value in session.get_overridable_initializers()):
+        feeds["target"] = np.arange(batch)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, array in found.items():
+        scale = np.abs(expected[name]).max()
+        np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-5 * scale)
+
+
+# What cannot be read or explained
+
+Change = Callable[[onnx.ModelProto], None]
+
+
+def with_type(element: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.graph.input[0].type.tensor_type.elem_type = element
+
+    return change
+
+
+def with_dim(axis: int, size: int | str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        dim = model.graph.input[0].type.tensor_type.shape.dim[axis]
+        if isinstance(size, str):
+            dim.dim_param = size
+        else:
+            dim.dim_value = size
+
+    return change
+
+
+def with_opset(version: int) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = version
+
+    return change
+
+
+def with_another_input(model: onnx.ModelProto) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [1]))
+
+
+def renamed(name: str, to: str) -> Change:
+    def change(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.input[:] = [to if value == name else value for value in node.input]
+            node.output[:] = [to if value == name else value for value in node.output]
+        for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+            value.name = to if value.name == name else value.name
+
+    return change
+
+
+def before_the_end(*nodes: onnx.NodeProto) -> Change:
+    """Puts nodes from `inner` to `output` behind what was the output."""
+
+    def change(model: onnx.ModelProto) -> None:
+        renamed("output", "inner")(model)
+        model.graph.node.extend(nodes)
+        model.graph.output[0].name = "output"
+
+    return change
+
+
+def branches() -> onnx.NodeProto:
+    value = helper.make_tensor_value_info("taken", TensorProto.FLOAT, ["n", 5])
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["inner"], ["taken"])], "g", [], [value]
+    )
+    return helper.make_node("If", ["yes"], ["output"], then_branch=graph, else_branch=graph)
+
+
+def with_a_branch(model: onnx.ModelProto) -> None:
+    before_the_end(branches())(model)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+
+
+def in_half(model: onnx.ModelProto) -> None:
+    before_the_end(
+        helper.make_node("Cast", ["inner"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["half"], ["output"], to=TensorProto.FLOAT),
+    )(model)
+
+
+def through(op_type: str, **attributes: Any) -> Change:
+    return before_the_end(helper.make_node(op_type, ["inner"], ["output"], **attributes))
+
+
+def dangling(model: onnx.ModelProto) -> None:
+    del model.graph.node[3]
+
+
+UNSUPPORTED: dict[str, tuple[Change, str]] = {
+    "a new opset": (with_opset(23), "opset 23; expected 17 to 22 (export the model again"),
+    "integers": (with_type(TensorProto.UINT8), "image is UINT8; expected float32"),
+    "half precision": (with_type(TensorProto.FLOAT16), "image is FLOAT16; expected float32"),
+    "half precision inside": (in_half, "half is FLOAT16; expected float32, since gradients"),
+    "grey pictures": (with_dim(1, 1), "expected [batch, 3, height, width]"),
+    "any height": (with_dim(2, "height"), "expected a fixed height and width"),
+    "two inputs": (with_another_input, "inputs: image [n,3,24,32], scale [1]; expected one"),
+    "a branch": (with_a_branch, "(If) holds a subgraph; expected a graph without control flow"),
+    "one number per image": (
+        through("ReduceMax", axes=[1], keepdims=0),
+        "output [batch]; expected",
+    ),
+    "an output named as ours": (renamed("output", "features"), "named features"),
+    "an input named as ours": (renamed("image", "target"), "named target"),
+    "a weight named as ours": (renamed("conv.bias", "attention.0"), "named attention.0"),
+    "an operator without a rule": (through("Elu"), "Elu lies between the attention and the logits"),
+}
+
+
+def test_an_old_opset(tmp_path: Path) -> None:
+    path = to_file(HandWritten(), tmp_path / "plain.onnx", opset=16)
+    refused(path, UnsupportedModelError, "opset 16; expected 17 to 22 (export the model again")
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_a_model_that_cannot_be_explained(case: str, plain: Path) -> None:
+    change, found = UNSUPPORTED[case]
+    model = onnx.load(plain)
+    change(model)
+    onnx.save(model, plain)
+    refused(plain, UnsupportedModelError, found)
+
+
+def refused(path: Path, error: type[ModelError], found: str) -> None:
+    before = contents(path.parent)
+    with pytest.raises(error) as raised:
+        ox.instrument(path, path.parent / "explained.onnx")
+    assert str(raised.value).startswith(f"{path}: ")
+    assert found in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert contents(path.parent) == before
+
+
+def test_an_operator_without_a_rule_leaves_attention(plain: Path) -> None:
+    model = onnx.load(plain)
+    through("Elu")(model)
+    onnx.save(model, plain)
+    with pytest.raises(UnsupportedModelError, match="there are the methods raw_attention, rollout"):
+        ox.instrument(plain, plain.with_name("explained.onnx"))
+    report = ox.instrument(plain, plain.with_name("explained.onnx"), methods=["rollout"])
+    assert report.methods == ("rollout",)
+
+
+def test_a_model_that_is_explained_already(plain: Path) -> None:
+    ox.instrument(plain, plain, methods=["rollout"])
+    refused(plain, UnsupportedModelError, "expected the model that it was made from")
+
+
+def written(path: Path) -> None:
+    path.write_text("hello\n" * 99)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def grown(path: Path) -> None:
+    """Three gigabytes of zeros, which take no room on the disk."""
+    path.write_bytes(b"")
+    os.truncate(path, 3 * 2**30)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def rewired(path: Path) -> None:
+    model = onnx.load(path)
+    dangling(model)
+    onnx.save(model, path)
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty": (emptied, "empty; expected an ONNX model"),
+    "text": (written, "not an ONNX model"),
+    "cut off": (cut, "not an ONNX model, or a damaged one"),
+    "huge": (grown, "3221225472 bytes; an ONNX file ends at 2 GiB"),
+    "a folder": (folder, "a folder; expected an .onnx file"),
+    "missing": (Path.unlink, "no such file"),
+    "an input that nothing makes": (rewired, "not an ONNX model, or a damaged one"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_file(case: str, plain: Path) -> None:
+    damage, found = DAMAGED[case]
+    damage(plain)
+    if case == "huge":
+        with pytest.raises(ModelError, match=found):
+            ox.instrument(plain, plain.with_name("explained.onnx"))
+        assert list(plain.parent.iterdir()) == [plain]
+    else:
+        refused(plain, ModelError, found)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_weights_beside_the_file_that_are_damaged(
+    damage: Callable[[Path], None], plain: Path
+) -> None:
+    weights = external(plain)
+    damage(weights)
+    found = f"missing: {weights}" if damage is Path.unlink else "a damaged one"
+    refused(plain, ModelError, found)
+
+
+def external(plain: Path) -> Path:
+    """Moves the weights of a file into a second one."""
+    onnx.save(
+        onnx.load(plain), plain, save_as_external_data=True, location="w.data", size_threshold=64
+    )
+    return plain.with_name("w.data")
+
+
+# What is written
+
+
+def test_weights_beside_the_file_are_taken_in(source: Path, plain: Path, tmp_path: Path) -> None:
+    external(plain)
+    (tmp_path / "elsewhere").mkdir()
+    ox.instrument(plain, tmp_path / "elsewhere" / "explained.onnx")
+    ox.instrument(plain, tmp_path / "elsewhere" / "bundle")
+    ox.instrument(source, tmp_path / "expected.onnx")
+    expected = outputs(tmp_path / "expected.onnx")
+    assert_same(outputs(tmp_path / "elsewhere" / "explained.onnx"), expected)
+    assert_same(outputs(tmp_path / "elsewhere" / "bundle" / "gradient.onnx"), expected)
+
+
+def test_a_large_file_moves_together_with_its_weights(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ox.instrument(plain, tmp_path / "whole.onnx")
+    monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+    (tmp_path / "a").mkdir()
+    report = ox.instrument(plain, tmp_path / "a" / "x.onnx")
+    assert report.files.keys() == {"x.onnx", "x.onnx.data"}
+    assert contents(tmp_path / "a").keys() == {"x.onnx", "x.onnx.data"}
+    (tmp_path / "a").rename(tmp_path / "b")
+    onnx.checker.check_model(tmp_path / "b" / "x.onnx", full_check=True)
+    assert_same(outputs(tmp_path / "b" / "x.onnx"), outputs(tmp_path / "whole.onnx"))
+    assert sum(report.files.values()) < 1.2 * (tmp_path / "whole.onnx").stat().st_size
+
+
+def test_a_bundle_holds_the_weights_once(plain: Path, tmp_path: Path) -> None:
+    report = ox.instrument(plain, tmp_path / "bundle")
+    ox.instrument(plain, tmp_path / "whole.onnx")
+    files = {"contract.json", "weights.bin", *(f"{kind}.onnx" for kind in GRAPH_KINDS)}
+    assert report.files.keys() == files == contents(tmp_path / "bundle").keys()
+    contract = Contract.from_json((tmp_path / "bundle" / "contract.json").read_text())
+    assert contract == report.contract
+    assert contract.graphs == {kind: f"{kind}.onnx" for kind in GRAPH_KINDS}
+    assert tuple(contract.methods) == tuple(METHODS)
+    expected = outputs(tmp_path / "whole.onnx")
+    names = {kind: outputs(tmp_path / "bundle" / f"{kind}.onnx") for kind in GRAPH_KINDS}
+    for found in names.values():
+        assert_same(found, expected)
+    assert names["gradient"].keys() == expected.keys()
+    assert names["plain"].keys() == {"output"}
+    assert names["attention"].keys() == {"output", "attention.0", "attention.1"}
+    large = sum(
+        array.nbytes
+        for tensor in onnx.load(plain).graph.initializer
+        if (array := onnx.numpy_helper.to_array(tensor)).nbytes > storage.SHARED_ABOVE
+    )
+    assert report.files["weights.bin"] == large
+
+
+def test_a_bundle_of_few_methods_has_few_graphs(plain: Path, tmp_path: Path) -> None:
+    report = ox.instrument(plain, tmp_path / "bundle", methods=["rollout"])
+    assert report.contract.graphs == {"plain": "plain.onnx", "attention": "attention.onnx"}
+
+
+@pytest.mark.parametrize("name", ["explained.onnx", "bundle"])
+def test_two_runs_give_the_same_bytes(name: str, plain: Path, tmp_path: Path) -> None:
+    ox.instrument(plain, tmp_path / name)
+    first = contents(tmp_path)
+    ox.instrument(plain, tmp_path / name)
+    assert contents(tmp_path) == first
+
+
+def test_another_file_is_replaced(plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "explained.onnx").write_text("something older")
+    ox.instrument(plain, tmp_path / "explained.onnx", methods=["rollout"])
+    assert outputs(tmp_path / "explained.onnx").keys() >= {"attention.0"}
+    assert contents(tmp_path).keys() == {"plain.onnx", "explained.onnx"}
+
+
+def test_only_a_folder_with_a_bundle_alone_is_replaced(plain: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    ox.instrument(plain, bundle)
+    ox.instrument(plain, bundle, methods=["rollout"])
+    assert contents(bundle).keys() == {
+        "contract.json",
+        "weights.bin",
+        "plain.onnx",
+        "attention.onnx",
+    }
+    (bundle / "notes.txt").write_text("mine")
+    kept = contents(tmp_path)
+    with pytest.raises(InputError, match=r"holds notes\.txt, so it is not a bundle alone"):
+        ox.instrument(plain, bundle)
+    with pytest.raises(InputError, match="a folder; expected a file name"):
+        graphs.save(graphs.explain(graphs.load(plain)), bundle)
+    with pytest.raises(InputError, match="a file; expected a folder"):
+        ox.instrument(plain, bundle / "notes.txt")
+    with pytest.raises(ModelError, match="cannot be written: No such file"):
+        ox.instrument(plain, tmp_path / "nowhere" / "explained.onnx")
+    assert contents(tmp_path) == kept
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+@pytest.mark.parametrize(("kind", "steps"), [("file", 3), ("pair", 5), ("bundle", 10)])
+def test_a_failure_leaves_what_was_there(
+    error: BaseException,
+    kind: str,
+    steps: int,
+    plain: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step of writing, checking and renaming fails once; then nothing does."""
+    path = tmp_path / ("bundle" if kind == "bundle" else "explained.onnx")
+    if kind == "pair":
+        monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+    ox.instrument(plain, path, methods=["rollout"])
+    before = contents(tmp_path)
+    explained = graphs.explain(graphs.load(plain), bundle=kind == "bundle")
+    failures = done = 0
+
+    def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == failures + 1:
+                raise error
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    monkeypatch.setattr(ir, "save", failing(ir.save))
+    monkeypatch.setattr(onnx.checker, "check_model", failing(onnx.checker.check_model))
+    monkeypatch.setattr(os, "replace", failing(os.replace))
+    while contents(tmp_path) == before:
+        done = 0
+        try:
+            graphs.save(explained, path)
+        except (ModelError, KeyboardInterrupt) as raised:
+            assert isinstance(raised, KeyboardInterrupt) == isinstance(error, KeyboardInterrupt)
+            failures += 1
+            assert contents(tmp_path) == before
+    assert failures >= steps
+    assert outputs(path / "gradient.onnx" if kind == "bundle" else path)["features"].any()
+
+
+def test_no_torch_is_needed(plain: Path, tmp_path: Path) -> None:
+    program = f"""
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("onnxscript", "timm", "torch", "torchvision"):
+            raise ImportError(f"{{name}} is blocked")
+
+sys.meta_path.insert(0, Block())
+import onnxplain
+
+onnxplain.instrument({str(plain)!r}, {str(tmp_path / "explained.onnx")!r})
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    ox.instrument(plain, tmp_path / "here.onnx")
+    assert (tmp_path / "explained.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
