@@ -41,8 +41,10 @@ def instrument(
         path: `x.onnx` writes one file with exactly `methods`; a folder, a bundle with one graph per
             kind of method and one file of weights.
         methods: Method names; None: every method that the architecture supports.
-        contract: Fields of the contract that override what is found in the graph, such as
-            `{"tokens": {"prefix": ["cls"], "grid": [14, 14]}}`.
+        contract: What overrides the findings: `tokens`, such as
+            `{"prefix": ["cls"], "grid": [14, 14]}`; `readout`, such as
+            `{"kind": "cls", "ranges": [[0, 1]]}`; `logits`, the name of the output to explain;
+            `input`, as in `preprocessing`.
         labels: Class names in order, or a text file with one per line.
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
             0..1), `crop_pct`, `crop_mode`, `interpolation`.

@@ -81,8 +81,7 @@ def explain(
             graph of a bundle brings its preprocessing, labels and token names along.
         bundle: One graph per kind of method instead of one graph for all.
         methods: Names of `METHODS`; None: every one that the architecture supports.
-        contract: Fields of the contract that override what is found, such as
-            `{"tokens": {"prefix": ["cls"], "grid": [14, 14]}}`.
+        contract: Fields of the contract that override what is found; see `instrument`.
         labels: Class names in order, or a text file with one per line.
         preprocessing: Fields of `ImageInput`: mean, std, crop_pct, crop_mode, interpolation.
         source: Where the model came from; None: the digest of its weights alone.
