@@ -1,8 +1,10 @@
-"""What explanations cost: the same model plain, with attention, with gradients, and in torch.
+"""What explanations cost: the same model plain, with the outputs of each method, and in torch.
 
 One process, the variants in turn within each round, medians over the rounds, random weights:
 
     python benchmarks/overhead.py --models vit_base_patch16_224 --batches 1 --repeats 7
+
+The column "memory" is the peak resident size of a process of its own that runs one variant once.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,6 +35,12 @@ MODELS = ("vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224
 METHODS = {
     "+ attention": ("rollout",),
     "+ attention, gradient": ("gradient_rollout", "generic_attention"),
+    "gradcam": ("gradcam",),
+    "attention_gradcam": ("attention_gradcam",),
+    "partial_lrp": ("partial_lrp",),
+    "attnlrp": ("attnlrp",),
+    "transformer_attribution": ("transformer_attribution",),
+    "lrp": ("lrp",),
 }
 PAUSE = 0.05  # lets the other library's worker threads stop spinning
 
@@ -54,11 +64,13 @@ def main() -> None:
             files = write_files(module, Path(folder))
             sizes = {variant: path.stat().st_size for variant, path in files.items()}
             sessions = {v: open_session(path, arguments.threads) for v, path in files.items()}
-        for batch in arguments.batches:
+            batches = arguments.batches
+            memory = {b: {v: peak_memory(p, b) for v, p in files.items()} for b in batches}
+        for batch in batches:
             with inference_form(copy.deepcopy(module)) as unfused:
                 runs = runs_of(module, unfused, sessions, batch)
                 times = measure(runs, arguments.repeats)
-            print_table(f"{name}, batch {batch}", times, sizes)
+            print_table(f"{name}, batch {batch}", times, sizes, memory[batch])
 
 
 def write_files(module: Any, folder: Path) -> dict[str, Path]:
@@ -76,6 +88,21 @@ def open_session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def peak_memory(path: Path, batch: int) -> float:
+    """Peak resident MiB of a process that loads the file and runs it once (Linux)."""
+    program = f"""
+import numpy, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads, options.log_severity_level = 2, 3
+session = onnxruntime.InferenceSession({str(path)!r}, options)
+size = session.get_inputs()[0].shape[2:]
+session.run(None, {{"pixel_values": numpy.zeros(({batch}, 3, *size), numpy.float32)}})
+status = open("/proc/self/status").read()  # ru_maxrss counts the process that started this one
+print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
+"""
+    return float(subprocess.check_output([sys.executable, "-c", program], text=True))
 
 
 def runs_of(
@@ -146,12 +173,18 @@ def measure(runs: dict[str, Run], repeats: int) -> dict[str, float]:
     return {variant: statistics.median(values) for variant, values in times.items()}
 
 
-def print_table(title: str, times: dict[str, float], sizes: dict[str, int]) -> None:
-    print(f"\n{title:<36}{'ms':>10}{'x plain':>10}{'size':>10}")
-    plain_time, plain_size = times["plain ONNX"], sizes["plain ONNX"]
+def print_table(
+    title: str, times: dict[str, float], sizes: dict[str, int], memory: dict[str, float]
+) -> None:
+    print(f"\n{title:<36}{'ms':>10}{'x plain':>10}{'size':>10}{'memory':>10}")
+    plain = "plain ONNX"
     for variant, seconds in times.items():
-        size = f"{sizes[variant] / plain_size:.4f}" if variant in sizes else "-"
-        print(f"{variant:<36}{seconds * 1e3:>10.1f}{seconds / plain_time:>10.2f}{size:>10}")
+        own = ("-", "-")
+        if variant in sizes:
+            ratio = memory[variant] / memory[plain]
+            own = (f"{sizes[variant] / sizes[plain]:.4f}", f"{ratio:.2f}")
+        cost = f"{seconds * 1e3:>10.1f}{seconds / times[plain]:>10.2f}"
+        print(f"{variant:<36}{cost}{own[0]:>10}{own[1]:>10}")
 
 
 if __name__ == "__main__":

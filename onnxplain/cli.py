@@ -51,6 +51,7 @@ ModelOutput = Annotated[
 ]
 Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
 Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
+Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
 Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
 Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
@@ -76,6 +77,7 @@ def _export(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
+    gamma: Gamma = 0.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -90,6 +92,7 @@ def _export(
             labels=labels,
             image_size=None if img_size is None else _size(img_size),
             verify=not no_verify,
+            gamma=gamma,
             **options,
         )
     _report(report, as_json)
@@ -109,6 +112,7 @@ def _instrument(
     interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
     labels: Labels = None,
     methods: Methods = None,
+    gamma: Gamma = 0.0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -120,7 +124,12 @@ def _instrument(
         interpolation=interpolation,
     )
     report = onnxplain.instrument(
-        source, output, methods=_names(methods), labels=labels, preprocessing=preprocessing or None
+        source,
+        output,
+        methods=_names(methods),
+        labels=labels,
+        preprocessing=preprocessing or None,
+        gamma=gamma,
     )
     _report(report, as_json)
 
@@ -235,11 +244,10 @@ def _compare(
     with progress("explaining", len(explainer.methods)) as step:
 
         def explained() -> Iterator[Explanation]:
-            for method in explainer.methods:
-                result = explainer.explain([picture] * len(classes), method=method, target=classes)
+            for result in explainer.explain_each([picture] * len(classes), target=classes):
                 rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
-                    row["degenerate"] += [method] if degenerate else []
+                    row["degenerate"] += [result.method] if degenerate else []
                 yield result
                 step()
 

@@ -14,10 +14,13 @@ from typing import Any
 from onnxplain.errors import ContractError
 
 __all__ = [
+    "ALIASES",
     "FEATURES",
     "FEATURES_GRADIENT",
     "FORMAT",
     "GRAPH_KINDS",
+    "INPUT_RELEVANCE",
+    "INPUT_RELEVANCE_ATTNLRP",
     "KEY",
     "METHODS",
     "AttentionLayer",
@@ -29,6 +32,8 @@ __all__ = [
     "Tokens",
     "attention_gradient_name",
     "attention_name",
+    "attention_relevance_lrp_name",
+    "attention_relevance_name",
 ]
 
 KEY = "onnxplain"
@@ -36,6 +41,8 @@ FORMAT = 1
 
 FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
+INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
+INPUT_RELEVANCE_ATTNLRP = "input_relevance_attnlrp"
 
 
 def attention_name(layer: int) -> str:
@@ -48,13 +55,32 @@ def attention_gradient_name(layer: int) -> str:
     return f"attention_gradient.{layer}"
 
 
+def attention_relevance_name(layer: int) -> str:
+    """Output that holds the relevance of the attention of `layer`, same shape as the attention."""
+    return f"attention_relevance.{layer}"
+
+
+def attention_relevance_lrp_name(layer: int) -> str:
+    """The same under the plain LRP rules."""
+    return f"attention_relevance_lrp.{layer}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Which outputs a method reads: "all" layers, the "last" one, or "none"."""
+    """Which outputs a method reads: of "all" layers, the "last" or "none"; and which others."""
 
     attention: str = "none"
     gradient: str = "none"
+    relevance: str = "none"
+    relevance_lrp: str = "none"
     features: bool = False
+    pixels: str | None = None  # the output that holds a value per pixel
+
+    @property
+    def class_specific(self) -> bool:
+        """Whether the map depends on the class that is asked for."""
+        names = self.outputs(1)
+        return any("gradient" in name or "relevance" in name for name in names)
 
     def outputs(self, layers: int) -> tuple[str, ...]:
         """Names of the outputs for a model of `layers` attention layers, in graph order."""
@@ -62,7 +88,10 @@ class Needs:
         return (
             *(attention_name(i) for i in span[self.attention]),
             *(attention_gradient_name(i) for i in span[self.gradient]),
+            *(attention_relevance_name(i) for i in span[self.relevance]),
+            *(attention_relevance_lrp_name(i) for i in span[self.relevance_lrp]),
             *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
+            *((self.pixels,) if self.pixels else ()),
         )
 
 
@@ -71,16 +100,34 @@ METHODS: dict[str, Needs] = {
     "rollout": Needs(attention="all"),
     "gradcam": Needs(features=True),
     "attention_gradcam": Needs(attention="last", gradient="last"),
+    "partial_lrp": Needs(relevance_lrp="last"),
     "gradient_rollout": Needs(attention="all", gradient="all"),
     "generic_attention": Needs(attention="all", gradient="all"),
+    "attnlrp": Needs(pixels=INPUT_RELEVANCE_ATTNLRP),
+    "transformer_attribution": Needs(gradient="all", relevance="all"),
+    "lrp": Needs(pixels=INPUT_RELEVANCE),
 }
 """Every method and what it reads, cheapest first."""
+
+ALIASES = {"relevance": "transformer_attribution"}
+"""Other names under which the literature's code knows a method."""
 
 GRAPH_KINDS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "attention": ("raw_attention", "rollout"),
     "gradcam": ("gradcam", "attention_gradcam"),
-    "gradient": tuple(METHODS),
+    "partial_lrp": ("partial_lrp",),
+    "gradient": (
+        "raw_attention",
+        "rollout",
+        "gradcam",
+        "attention_gradcam",
+        "gradient_rollout",
+        "generic_attention",
+    ),
+    "attnlrp": ("attnlrp",),
+    "relevance": ("transformer_attribution",),
+    "lrp": ("lrp",),
 }
 """The graphs of a bundle and the methods each one serves, cheapest first."""
 
@@ -144,6 +191,8 @@ class AttentionLayer:
     kind: str = "global"
     attention: str | None = None
     gradient: str | None = None
+    relevance: str | None = None
+    relevance_lrp: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +211,9 @@ class Contract:
     logits: str = "logits"
     features: str | None = None
     features_gradient: str | None = None
+    input_relevance: str | None = None
+    input_relevance_attnlrp: str | None = None
+    rules: dict[str, Any] = field(default_factory=dict)  # options of the tables fixed at export
     verification: dict[str, Any] | None = None
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
     format: int = FORMAT

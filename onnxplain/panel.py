@@ -142,9 +142,7 @@ def _method_column(
     overlay: Mapping[str, Any],
 ) -> Image.Image:
     method = explanation.method
-    needs = METHODS[method]
-    specific = needs.gradient != "none" or needs.features
-    remark = "" if specific else "same for every class"
+    remark = "" if METHODS[method].class_specific else "same for every class"
     maps = [Image.fromarray(array) for array in _greyed(explanation).overlay(**overlay)]
     column, draw, scale = _column(method, remark, maps)
     pitch = (column.height - _HEAD) // len(explanation)

@@ -18,6 +18,8 @@ from onnxplain.contract import (
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
+    INPUT_RELEVANCE,
+    INPUT_RELEVANCE_ATTNLRP,
     KEY,
     METHODS,
     AttentionLayer,
@@ -28,12 +30,20 @@ from onnxplain.contract import (
     Tokens,
     attention_gradient_name,
     attention_name,
+    attention_relevance_lrp_name,
+    attention_relevance_name,
 )
 from onnxplain.runtime import Explainer, Explanation
 
 ROOT = Path(__file__).resolve().parent.parent
 PATCH, DIM, HEADS, LAYERS = 4, 4, 2, 2
 LABELS = ("tabby", "Egyptian cat", "espresso")
+TAPS = (
+    attention_name,
+    attention_gradient_name,
+    attention_relevance_name,
+    attention_relevance_lrp_name,
+)
 
 
 def shared(folder: str) -> Path:
@@ -79,6 +89,8 @@ def toy_contract(
                 heads=HEADS,
                 attention=present(attention_name(i)),
                 gradient=present(attention_gradient_name(i)),
+                relevance=present(attention_relevance_name(i)),
+                relevance_lrp=present(attention_relevance_lrp_name(i)),
             )
             for i in range(LAYERS)
         ),
@@ -88,6 +100,8 @@ def toy_contract(
         source=Source(name="toy"),
         features=present(FEATURES),
         features_gradient=present(FEATURES_GRADIENT),
+        input_relevance=present(INPUT_RELEVANCE),
+        input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
     )
     return replace(contract, **changes)
 
@@ -95,8 +109,8 @@ def toy_contract(
 def toy_model(contract: Contract) -> onnx.ModelProto:
     """A two-layer, two-head transformer whose class token attends to bright patches.
 
-    Every "gradient" is the tap itself times the target's logit: what matters here is that outputs
-    depend on the image and on the class, not that they differentiate anything.
+    Every "gradient" and "relevance" is the tap itself times the target's logit: what matters here
+    is that outputs depend on the image and on the class, not that they differentiate anything.
     """
     rng = np.random.default_rng(0)
     (height, width), batch = contract.input.size, contract.input.batch or "batch"
@@ -164,16 +178,24 @@ def toy_model(contract: Contract) -> onnx.ModelProto:
         nodes += [
             node("Sub", [attention_name(i), "bias"], [f"centred{i}"]),
             node("Mul", [f"centred{i}", "chosen.4"], [attention_gradient_name(i)]),
+            node("Mul", [attention_name(i), "chosen.4"], [attention_relevance_name(i)]),
+            node("Neg", [f"centred{i}"], [attention_relevance_lrp_name(i)]),
         ]
+    nodes += [
+        node("Mul", ["pixel_values", "chosen.4"], [INPUT_RELEVANCE]),
+        node("Mul", [INPUT_RELEVANCE, "chosen.4"], [INPUT_RELEVANCE_ATTNLRP]),
+    ]
     weights["target"] = np.array([-1], np.int64)
     shapes: dict[str, list[int | str]] = {
         "logits": [batch, contract.classes],
         FEATURES: [batch, tokens, DIM],
         FEATURES_GRADIENT: [batch, tokens, DIM],
+        INPUT_RELEVANCE: [batch, 3, height, width],
+        INPUT_RELEVANCE_ATTNLRP: [batch, 3, height, width],
     }
     for i in range(LAYERS):
-        for name in (attention_name(i), attention_gradient_name(i)):
-            shapes[name] = [batch, HEADS, tokens, tokens]
+        for tap in TAPS:
+            shapes[tap(i)] = [batch, HEADS, tokens, tokens]
     wanted = {"logits", *(o for outputs in contract.methods.values() for o in outputs)}
     value = helper.make_tensor_value_info
     graph = helper.make_graph(

@@ -27,12 +27,17 @@ def test_the_file_describes_itself(explainer: ox.Explainer) -> None:
 def test_taps_have_the_shapes_of_the_contract(explainer: ox.Explainer) -> None:
     taps = explainer.taps(pixels(3))
     assert taps.logits.shape == (3, 3)
-    for layers in (taps.attention, taps.attention_gradient):
+    for layers in (taps.attention, taps.attention_gradient, taps.attention_relevance):
         assert layers is not None
         assert [a.shape for a in layers if a is not None] == [(3, 2, 5, 5)] * LAYERS
     assert taps.features is not None and taps.features.shape == (3, 5, 4)
     assert taps.features_gradient is not None and taps.features_gradient.shape == (3, 5, 4)
-    assert taps.attention_relevance is None and taps.input_gradient is None
+    for pixel_values in (taps.input_relevance, taps.input_relevance_attnlrp):
+        assert pixel_values is not None and pixel_values.shape == (3, 3, 8, 8)
+    lrp = taps.attention_relevance_lrp
+    assert lrp is not None and lrp[0] is None and lrp[1] is not None
+    assert lrp[1].shape == (3, 2, 5, 5)
+    assert taps.input_gradient is None
 
 
 def test_taps_of_chosen_kinds(explainer: ox.Explainer) -> None:
@@ -60,6 +65,8 @@ def test_each_method_is_its_function_on_the_taps(method: str, explainer: ox.Expl
     taps = explainer.taps(images, target=[1, 2])
     a: Any = taps.attention
     g: Any = taps.attention_gradient
+    r: Any = taps.attention_relevance
+    lrp: Any = taps.attention_relevance_lrp
     expected = {
         "raw_attention": lambda: methods.raw_attention(a),
         "rollout": lambda: methods.rollout(a),
@@ -67,10 +74,15 @@ def test_each_method_is_its_function_on_the_taps(method: str, explainer: ox.Expl
         "attention_gradcam": lambda: methods.attention_gradcam(a, g),
         "gradient_rollout": lambda: methods.gradient_rollout(a, g),
         "generic_attention": lambda: methods.generic_attention(a, g),
+        "transformer_attribution": lambda: methods.transformer_attribution(g, r),
+        "partial_lrp": lambda: methods.partial_lrp(lrp[-1:]),
+        "lrp": lambda: methods.lrp(taps.input_relevance),  # type: ignore[arg-type]
+        "attnlrp": lambda: methods.attnlrp(taps.input_relevance_attnlrp),  # type: ignore[arg-type]
     }[method]()
     result = explainer.explain(images, method=method, target=[1, 2])
     assert result.method == method
-    assert result.grid.shape == (2, 2, 2) and result.grid.dtype == np.float32
+    size = (8, 8) if METHODS[method].pixels else (2, 2)
+    assert result.grid.shape == (2, *size) and result.grid.dtype == np.float32
     np.testing.assert_array_equal(result.grid, expected)
     np.testing.assert_array_equal(result.logits, taps.logits)
 
@@ -97,7 +109,8 @@ def test_the_readout_of_the_contract_is_used(toy_file: ToyFile) -> None:
 
 def test_auto_takes_the_best_method_of_the_file(toy_file: ToyFile) -> None:
     for have, best in (
-        (tuple(METHODS), "generic_attention"),
+        (tuple(METHODS), "transformer_attribution"),
+        (("rollout", "generic_attention", "lrp"), "generic_attention"),
         (("raw_attention", "rollout", "gradcam"), "gradcam"),
         (("raw_attention", "rollout"), "rollout"),
     ):
@@ -261,3 +274,16 @@ def test_a_contract_survives_the_file(toy_file: ToyFile) -> None:
     explainer = ox.Explainer(toy_file(labels=labels), device="cpu")
     assert isinstance(explainer.contract, Contract)
     assert explainer.explain(pixels(1), target="CAFÉ").labels == ("café",)
+
+
+def test_explain_each_is_explain_for_every_method(explainer: ox.Explainer) -> None:
+    images = pixels(2)
+    found = {one.method: one for one in explainer.explain_each(images, target=[0, 1])}
+    assert tuple(found) == explainer.methods
+    for method, one in found.items():
+        alone = explainer.explain(images, method=method, target=[0, 1])
+        np.testing.assert_array_equal(one.heatmap, alone.heatmap)
+        np.testing.assert_array_equal(one.target, alone.target)
+    assert [one.method for one in explainer.explain_each(images, methods=["rollout"])] == [
+        "rollout"
+    ]

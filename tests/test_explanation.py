@@ -346,7 +346,7 @@ def test_notebook_display(explainer: ox.Explainer, toy_file: ToyFile) -> None:
     page = result._repr_html_()
     assert page.count("<img ") == 2
     odd = ox.Explainer(toy_file("odd.onnx", labels=("<b>", "c", "d")), device="cpu")
-    assert "&lt;b&gt;, generic_attention" in odd.explain(PIXELS, target="<b>")._repr_html_()
+    assert "&lt;b&gt;, transformer_attribution" in odd.explain(PIXELS, target="<b>")._repr_html_()
 
 
 def test_the_display_says_when_there_is_nothing_to_show(explainer: ox.Explainer) -> None:

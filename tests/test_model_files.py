@@ -79,9 +79,9 @@ def test_damaged_bundles(toy_bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ox.ModelError, match=r"gradcam.onnx: no such file"):
         ox.Explainer(folder)
     folder = copy("future")
-    graphs = {"plain": "plain.onnx", "relevance": "relevance.onnx"}
+    graphs = {"plain": "plain.onnx", "saliency": "saliency.onnx"}
     (folder / "contract.json").write_text(replace(toy_contract(), graphs=graphs).to_json())
-    with pytest.raises(ox.ContractError, match="'relevance' is unknown; upgrade"):
+    with pytest.raises(ox.ContractError, match="'saliency' is unknown; upgrade"):
         ox.Explainer(folder)
     folder = copy("swapped")
     shutil.copy(folder / "plain.onnx", folder / "attention.onnx")

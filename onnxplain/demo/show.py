@@ -52,10 +52,7 @@ def show(folder: Path, *, scenes: int, seed: int, step: Callable[[], None] = lam
     panels, pictures = [], []
     hits = dict.fromkeys(explainer.methods, 0)
     for number, scene in enumerate(two_garment_scenes(scenes, seed), start=1):
-        maps = [
-            explainer.explain([scene.image, scene.image], method=method, target=scene.classes)
-            for method in explainer.methods
-        ]
+        maps = list(explainer.explain_each([scene.image, scene.image], target=scene.classes))
         found = {
             one.method: [_on(mask, of) for mask, of in zip(scene.masks, one, strict=True)]
             for one in maps

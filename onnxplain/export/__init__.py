@@ -34,6 +34,7 @@ def export(
     labels: Sequence[str] | str | os.PathLike[str] | None = None,
     image_size: int | tuple[int, int] | None = None,
     verify: bool = True,
+    gamma: float = 0.0,
     **model_kwargs: Any,
 ) -> Report:
     """Exports a vision transformer to ONNX files that explain themselves.
@@ -57,7 +58,10 @@ def export(
         image_size: Pixels, or height and width. A model given by name is built for this size; the
             default is the model's own.
         verify: Run the result against torch (logits, attention, features and gradients, in batches
-            of 1 and 3), and store the differences in the contract.
+            of 1 and 3), and store the differences in the contract. Relevance has no counterpart in
+            torch.
+        gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
+            epsilon rule.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -88,6 +92,7 @@ def export(
         labels=labels,
         image_size=image_size,
         verify=verify,
+        gamma=gamma,
         model_kwargs=model_kwargs,
     )
 

@@ -28,6 +28,7 @@ def export_model(
     labels: Sequence[str] | str | os.PathLike[str] | None,
     image_size: int | tuple[int, int] | None,
     verify: bool,
+    gamma: float,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
@@ -50,6 +51,7 @@ def export_model(
             module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
         ),
         source=timm_models.describe_source(name, module),
+        gamma=gamma,
     )
     if verify:
         explained = explained.with_verification(_verify(module, explained, path))

@@ -32,6 +32,7 @@ def instrument(
     contract: Mapping[str, Any] | None = None,
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    gamma: float = 0.0,
 ) -> Report:
     """Makes an ONNX vision transformer explain itself.
 
@@ -48,6 +49,8 @@ def instrument(
         labels: Class names in order, or a text file with one per line.
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
             0..1), `crop_pct`, `crop_mode`, `interpolation`.
+        gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
+            epsilon rule.
 
     Returns:
         What was written.
@@ -66,6 +69,7 @@ def instrument(
             contract=contract,
             labels=labels,
             preprocessing=preprocessing,
+            gamma=gamma,
         )
     except ModelError as error:
         if isinstance(source, ir.Model):

@@ -48,11 +48,23 @@ class Builder:
         self.facts = facts
         self._made: dict[Any, ir.Value] = {}
         self._names = {v.name for v in facts}
+        self._fixed: dict[ir.Value, bool] = {}
 
     def of(self, value: ir.Value) -> Tensor:
         """The tensor of a value that the graph had before."""
         fact = self.facts[value]
         return Tensor(value, fact.shape, fact.dtype, fact.constant)
+
+    def is_fixed(self, value: ir.Value) -> bool:
+        """Whether a value is computed from constants and shapes alone."""
+        if value not in self._fixed:
+            node = value.producer()
+            if node is None:
+                self._fixed[value] = value.is_initializer() and not value.is_graph_input()
+            else:
+                sources = [v for v in node.inputs if v is not None]
+                self._fixed[value] = node.op_type == "Shape" or all(map(self.is_fixed, sources))
+        return self._fixed[value]
 
     def op(
         self,
@@ -246,7 +258,7 @@ class Builder:
     # Reductions
 
     def reduce(self, op_type: str, x: Tensor, axes: Sequence[int], *, keepdims: bool) -> Tensor:
-        """ReduceSum or ReduceMean over `axes`; no axes, no node."""
+        """A Reduce operator over `axes`; no axes, no node."""
         if not axes:
             return x
         axes = sorted(axis % x.rank for axis in axes)

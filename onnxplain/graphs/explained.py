@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from onnxplain.contract import (
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
+    INPUT_RELEVANCE,
+    INPUT_RELEVANCE_ATTNLRP,
     KEY,
     METHODS,
     Contract,
@@ -24,14 +27,18 @@ from onnxplain.contract import (
     Source,
     attention_gradient_name,
     attention_name,
+    attention_relevance_lrp_name,
+    attention_relevance_name,
 )
 from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
+from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Layout
-from onnxplain.graphs.walk import Cotangent, dense, walk
+from onnxplain.graphs.taps import Layout, dependents
+from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 
 __all__ = ["SINGLE", "Explained", "explain"]
 
@@ -73,6 +80,7 @@ def explain(
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     source: Source | None = None,
+    gamma: float = 0.0,
 ) -> Explained:
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
@@ -85,11 +93,15 @@ def explain(
         labels: Class names in order, or a text file with one per line.
         preprocessing: Fields of `ImageInput`: mean, std, crop_pct, crop_mode, interpolation.
         source: Where the model came from; None: the digest of its weights alone.
+        gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
+            epsilon rule. Recorded in the contract.
 
     Raises:
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
+    if not 0 <= gamma < math.inf:
+        raise InputError(f"gamma {gamma}; expected a number from 0 on")
     known = _known(model)
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
@@ -103,6 +115,8 @@ def explain(
         overrides=overrides,
     )
     chosen = _methods(found, base.readout, methods)
+    if gamma and "attnlrp" in chosen:
+        base = dataclasses.replace(base, rules={"attnlrp": {"gamma": gamma}})
     whole = _serve(base, chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
@@ -158,13 +172,33 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     for method, needs in METHODS.items():
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
-        if needs.attention != "none" and readout is None:
+        if readout is None and not needs.features and not needs.pixels:
             reasons[method] = (
                 "the head neither picks one or two tokens nor averages over tokens, so no row of "
                 "the attention stands for it; to choose one, give "
                 'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
+        if needs.pixels and (node := _without_rule(found)) is not None:
+            reasons[method] = (
+                f"node {node.name}: operator {node.op_type} lies between the pixels and the logits "
+                "and has no relevance rule"
+            )
     return reasons
+
+
+def _without_rule(found: Structure) -> ir.Node | None:
+    """A node on the way from the pixels to the logits that the tables have no rule for."""
+    leading, last = {found.logits}, found.logits.producer()
+    assert last is not None and last.graph is not None
+    live = dependents(last.graph, found.image)
+    for node in reversed(last.graph):
+        if not leading.isdisjoint(node.outputs):
+            sources = {v for v in node.inputs if v in live and v is not None}
+            moved = {v for v in sources if found.facts[v].dtype.is_floating_point()}
+            if moved and node.op_type not in LRP:
+                return node
+            leading |= moved
+    return None
 
 
 def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
@@ -184,12 +218,17 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
                 layer,
                 attention=present(attention_name(i)),
                 gradient=present(attention_gradient_name(i)),
+                relevance=present(attention_relevance_name(i)),
+                relevance_lrp=present(attention_relevance_lrp_name(i)),
             )
             for i, layer in enumerate(contract.layers)
         ),
         features=present(FEATURES),
         features_gradient=present(FEATURES_GRADIENT),
-        target=TARGET if any("gradient" in name for name in outputs) else None,
+        rules={m: rules for m, rules in contract.rules.items() if m in methods},
+        input_relevance=present(INPUT_RELEVANCE),
+        input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
+        target=TARGET if any(METHODS[method].class_specific for method in methods) else None,
     )
 
 
@@ -202,37 +241,34 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
-    taps: dict[str, ir.Value] = {}
     for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
         if layer.attention:
             outputs[attention_name(i)] = _canonical(b, b.of(tap.value), tap.layout)
-        if layer.gradient:
-            taps[attention_gradient_name(i)] = tap.value
     layouts = {tap.value: tap.layout for tap in found.taps}
     if contract.features:
         assert found.features is not None
         layouts[found.features.value] = found.features.layout
         outputs[FEATURES] = _canonical(b, b.of(found.features.value), found.features.layout)
-        taps[FEATURES_GRADIENT] = found.features.value
-    if taps:
-        logits = b.of(found.logits)
-        seed = Cotangent(_one_hot(b, logits, _target(graph)))
+    walks = [(rules, taps) for rules, taps in _walks(contract, found) if taps]
+    if walks:
+        seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
+    for rules, taps in walks:
         try:
-            cotangents = walk(b, {found.logits: seed}, taps.values(), GRADIENT)
+            arrived = walk(b, {found.logits: seed}, taps.values(), rules)
         except UnsupportedOperatorError as error:
-            others = [
-                method
-                for method, needs in METHODS.items()
-                if needs.gradient == "none" and not needs.features
-            ]
+            others = [method for method, needs in METHODS.items() if not needs.class_specific]
             raise UnsupportedOperatorError(
                 f"{error}; without gradients there are the methods {', '.join(others)}"
             ) from None
         for name, value in taps.items():
-            if value not in cotangents:
+            if value not in arrived:
                 raise UnsupportedModelError(f"the logits do not depend on {value.name}")
-            outputs[name] = _canonical(b, dense(b, cotangents[value]), layouts[value])
-    for name in sorted(outputs, key=_position(contract).index):
+            result = dense(b, arrived[value])
+            if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
+                result = b.mul(result, b.of(value))
+            layout = layouts.get(value)  # the image is as it should be
+            outputs[name] = result if layout is None else _canonical(b, result, layout)
+    for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     RemoveUnusedNodesPass()(model)
     model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
@@ -242,14 +278,39 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     return model
 
 
-def _position(contract: Contract) -> list[str]:
-    """Names of the outputs in graph order: attention, its gradients, features."""
-    layers = contract.layers
+def _walks(
+    contract: Contract, found: Structure
+) -> list[tuple[Mapping[str, Rule], dict[str, ir.Value]]]:
+    """The walks that the outputs of a contract take: a table, and the taps by output name."""
+    layers = list(enumerate(zip(contract.layers, found.taps, strict=True)))
+    gradient = {attention_gradient_name(i): t.value for i, (a, t) in layers if a.gradient}
+    if contract.features_gradient and found.features is not None:
+        gradient[FEATURES_GRADIENT] = found.features.value
+    relevance = {attention_relevance_name(i): t.value for i, (a, t) in layers if a.relevance}
+    plain = {attention_relevance_lrp_name(i): t.value for i, (a, t) in layers if a.relevance_lrp}
+    if contract.input_relevance:
+        plain[INPUT_RELEVANCE] = found.image
+    attnlrp = {INPUT_RELEVANCE_ATTNLRP: found.image} if contract.input_relevance_attnlrp else {}
     return [
-        *(attention_name(i) for i in range(len(layers))),
-        *(attention_gradient_name(i) for i in range(len(layers))),
+        (GRADIENT, gradient),
+        (ATTRIBUTION, relevance),
+        (LRP, plain),
+        (attn_lrp(**contract.rules.get("attnlrp", {})), attnlrp),
+    ]
+
+
+def _order(contract: Contract) -> list[str]:
+    """Names of all outputs in graph order: those of the layers by kind, then the others."""
+    layers = range(len(contract.layers))
+    return [
+        *map(attention_name, layers),
+        *map(attention_gradient_name, layers),
+        *map(attention_relevance_name, layers),
+        *map(attention_relevance_lrp_name, layers),
         FEATURES,
         FEATURES_GRADIENT,
+        INPUT_RELEVANCE,
+        INPUT_RELEVANCE_ATTNLRP,
     ]
 
 
@@ -262,7 +323,7 @@ def _record_shapes(found: Structure) -> None:
 
 def _free_names(graph: ir.Graph, contract: Contract) -> None:
     """Renames inner values of the model that bear a name which the contract gives to an output."""
-    reserved = {*_position(contract), TARGET}
+    reserved = {*_order(contract), TARGET}
     for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
         if value.name in reserved:
             raise UnsupportedModelError(

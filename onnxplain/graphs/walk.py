@@ -75,6 +75,11 @@ class Step:
     def has(self, index: int) -> bool:
         return index < len(self.x) and self.x[index] is not None
 
+    def fixed(self, index: int) -> bool:
+        """Whether input `index` is the same for every image."""
+        value = self.node.inputs[index]
+        return value is not None and self.b.is_fixed(value)
+
     def integer(self, name: str, default: int) -> int:
         attribute = self.node.attributes.get(name)
         return default if attribute is None else attribute.as_int()

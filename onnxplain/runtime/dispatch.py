@@ -9,19 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import METHODS, Contract
+from onnxplain.contract import ALIASES, METHODS, Contract
 from onnxplain.errors import ContractError, InputError
 from onnxplain.runtime import methods
 
 __all__ = ["check_options", "choose", "compute", "served", "sources"]
 
 _BEST_FIRST = (
+    "transformer_attribution",
     "generic_attention",
     "gradient_rollout",
     "attention_gradcam",
     "gradcam",
     "rollout",
     "raw_attention",
+    "attnlrp",
+    "partial_lrp",
+    "lrp",
 )
 _FROM_CONTRACT = ("prefix_tokens", "grid", "readout")
 
@@ -39,6 +43,7 @@ def choose(method: str, contract: Contract) -> str:
         if best is None:
             raise InputError("this file serves no method; export it with methods")
         return best
+    method = ALIASES.get(method, method)
     if method in have:
         return method
     what = "is not in this file" if method in METHODS else "is not a method of onnxplain"
@@ -58,16 +63,20 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
     """For each array argument of the method, the outputs that make it up."""
     needs = METHODS[method]
     span = {"all": contract.layers, "last": contract.layers[-1:], "none": ()}
-    if contract.readout is None and not needs.features:
+    if contract.readout is None and not (needs.features or needs.pixels):
         raise ContractError(
             f"the contract offers {method!r} without a readout; make the file again"
         )
     groups = [
         [layer.attention for layer in span[needs.attention]],
         [layer.gradient for layer in span[needs.gradient]],
+        [layer.relevance for layer in span[needs.relevance]],
+        [layer.relevance_lrp for layer in span[needs.relevance_lrp]],
     ]
     if needs.features:
         groups += [[contract.features], [contract.features_gradient]]
+    if needs.pixels:
+        groups += [[getattr(contract, needs.pixels)]]
     found = [[name for name in group if name is not None] for group in groups if group]
     if [len(group) for group in found] != [len(group) for group in groups if group]:
         raise ContractError(
@@ -82,7 +91,7 @@ def compute(
     contract: Contract,
     options: Mapping[str, Any],
 ) -> NDArray[np.float32]:
-    """The method's raw maps, float32 [B, h, w].
+    """The method's raw maps, float32 [B, h, w] on the patch grid, or [B, H, W] for pixel methods.
 
     Args:
         method: One that the model serves.
@@ -99,12 +108,16 @@ def compute(
     finite = np.ones(count, np.bool_)
     for array in (array for group in groups for array in group):
         finite &= np.isfinite(array).reshape(count, -1).all(axis=1)
-    grid = np.full((count, *contract.tokens.grid), np.nan, np.float32)
+    needs = METHODS[method]
+    size = contract.input.size if needs.pixels else contract.tokens.grid
+    grid = np.full((count, *size), np.nan, np.float32)
     if not finite.any():
         return grid
     if not finite.all():
         groups = [[array[finite] for array in group] for group in groups]
-    arguments: list[Any] = [g[0] for g in groups] if METHODS[method].features else list(groups)
+    arguments: list[Any] = list(groups)
+    if needs.features or needs.pixels:
+        arguments = [g[0] for g in groups]
     layout = {
         "prefix_tokens": len(contract.tokens.prefix),
         "grid": contract.tokens.grid,

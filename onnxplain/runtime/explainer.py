@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onnxplain.contract import Contract
+from onnxplain.contract import METHODS, Contract
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explanation import Explanation, upsample
@@ -213,6 +213,36 @@ class Explainer:
                 batch = []
         yield from run(batch)
 
+    def explain_each(
+        self,
+        images: Any,
+        *,
+        methods: Iterable[str] | None = None,
+        target: Target | Sequence[Target] = None,
+    ) -> Iterator[Explanation]:
+        """Several methods side by side, from one run of the model.
+
+        Args:
+            images: As in `explain`; all their outputs are in memory at once.
+            methods: Names; None is every method that the file serves.
+            target: As in `explain`.
+
+        Yields:
+            One result per method, each with its default options.
+
+        Raises:
+            InputError, ImageError: As in `explain`.
+        """
+        contract = self.contract
+        names = [dispatch.choose(m, contract) for m in (methods or self.methods)]
+        batch = prepare(images, contract.input)
+        classes = class_indices(target, len(batch), contract)
+        outputs = {o for name in names for group in dispatch.sources(name, contract) for o in group}
+        values = self._model.run(np.stack([pixels for pixels, _ in batch]), classes, outputs)
+        for name in names:
+            grid = dispatch.compute(name, values, contract, {})
+            yield self._explanation(name, {}, grid, values[contract.logits], classes, batch)
+
     def _explain(
         self,
         batch: list[Prepared],
@@ -230,15 +260,27 @@ class Explainer:
             logits.append(values[contract.logits])
             grids.append(dispatch.compute(method, values, contract, options))
         grid, all_logits = np.concatenate(grids), np.concatenate(logits)
-        heatmap, degenerate = upsample(grid, contract.input.size)
-        target = _resolved(classes, all_logits)
-        labels = contract.labels
+        return self._explanation(method, options, grid, all_logits, classes, batch)
+
+    def _explanation(
+        self,
+        method: str,
+        options: dict[str, Any],
+        grid: NDArray[np.float32],
+        logits: NDArray[Any],
+        classes: NDArray[np.int64],
+        batch: list[Prepared],
+    ) -> Explanation:
+        # Relevance of pixels has a sign: the map shows what speaks for the class.
+        shown = np.maximum(grid, 0) if METHODS[method].pixels else grid
+        heatmap, degenerate = upsample(shown, self.contract.input.size)
+        target, labels = _resolved(classes, logits), self.contract.labels
         return Explanation(
             method=method,
             options=dict(options),
             grid=grid,
             heatmap=heatmap,
-            logits=all_logits,
+            logits=logits,
             target=target,
             labels=tuple(str(i) if labels is None else labels[i] for i in target),
             degenerate=degenerate,
@@ -251,8 +293,12 @@ class Explainer:
         named: dict[str, list[str | None]] = {
             "attention": [layer.attention for layer in contract.layers],
             "attention_gradient": [layer.gradient for layer in contract.layers],
+            "attention_relevance": [layer.relevance for layer in contract.layers],
+            "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
             "features": [contract.features],
             "features_gradient": [contract.features_gradient],
+            "input_relevance": [contract.input_relevance],
+            "input_relevance_attnlrp": [contract.input_relevance_attnlrp],
         }
         present = {
             kind: [name if name in have else None for name in names]

@@ -81,8 +81,10 @@ class Explanation:
     Attributes:
         method: The method that made the maps.
         options: The method's options as given.
-        grid: float32 [B, h, w], raw values on the patch grid.
-        heatmap: float32 [B, H, W] in 0..1 at the model's input size; 0 where degenerate.
+        grid: float32 [B, h, w], raw values on the patch grid; [B, H, W] for methods with a value
+            per pixel, which may be negative.
+        heatmap: float32 [B, H, W] in 0..1 at the model's input size; 0 where degenerate. Of a
+            method with a value per pixel it shows the positive part.
         logits: [B, classes], the model's own output.
         target: int64 [B], the class that is explained.
         labels: The target's label for each picture; its number where the model has no labels.

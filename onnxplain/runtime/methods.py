@@ -28,9 +28,12 @@ from onnxplain.errors import InputError
 
 __all__ = [
     "attention_gradcam",
+    "attnlrp",
     "generic_attention",
     "gradcam",
     "gradient_rollout",
+    "lrp",
+    "partial_lrp",
     "raw_attention",
     "rollout",
     "transformer_attribution",
@@ -161,6 +164,49 @@ def transformer_attribution(
     return _to_grid(_accumulate(row, used), prefix_tokens, grid)
 
 
+def partial_lrp(
+    relevance: Sequence[ArrayLike],
+    *,
+    prefix_tokens: int = 1,
+    grid: Grid = None,
+    readout: Readout = None,
+) -> Array:
+    """Partial LRP (Voita et al. 2019): `r . mean_h(relu(C))` of the last layer.
+
+    Args:
+        relevance: Relevance of the attention under the plain LRP rules; see the module. Only the
+            last layer is read.
+        prefix_tokens, grid, readout: See the module.
+    """
+    (last,) = _layers(list(relevance)[-1:], "relevance")
+    row = _readout_row(readout, prefix_tokens, last)
+    return _to_grid((row @ np.maximum(last, 0).mean(axis=-3))[..., 0, :], prefix_tokens, grid)
+
+
+def lrp(relevance: ArrayLike) -> Array:
+    """Layer-wise relevance propagation down to the pixels (Bach et al. 2015).
+
+    Args:
+        relevance: Relevance of the input under the plain LRP rules, [B, 3, H, W] or [3, H, W].
+
+    Returns:
+        The sum over the channels, [B, H, W] or [H, W]; positive where a pixel speaks for the class.
+    """
+    return _over_channels(relevance)
+
+
+def attnlrp(relevance: ArrayLike) -> Array:
+    """AttnLRP (Achtibat et al., ICML 2024) down to the pixels.
+
+    Args:
+        relevance: Relevance of the input under the AttnLRP rules, [B, 3, H, W] or [3, H, W].
+
+    Returns:
+        The sum over the channels, [B, H, W] or [H, W]; positive where a pixel speaks for the class.
+    """
+    return _over_channels(relevance)
+
+
 def attention_gradcam(
     attention: Sequence[ArrayLike],
     gradient: Sequence[ArrayLike],
@@ -219,6 +265,13 @@ def gradcam(
     weights = g[..., prefix_tokens:, :].mean(axis=-2)
     fused = np.maximum((f @ weights[..., None])[..., 0], 0)
     return _to_grid(fused, prefix_tokens, grid)
+
+
+def _over_channels(relevance: ArrayLike) -> Array:
+    values = _floating(relevance, "relevance")
+    if values.ndim not in (3, 4):
+        raise InputError(f"relevance has shape {values.shape}, expected [B, 3, H, W] or [3, H, W]")
+    return values.sum(axis=-3)
 
 
 def _floating(values: ArrayLike, name: str) -> Array:

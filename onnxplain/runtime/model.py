@@ -113,7 +113,7 @@ class Model:
     def run(
         self, pixels: NDArray[np.float32], target: NDArray[np.int64], outputs: Iterable[str]
     ) -> dict[str, NDArray[Any]]:
-        """Runs the cheapest graph that has the outputs.
+        """Runs the cheapest graph that has the outputs, or those that have them together.
 
         Args:
             pixels: float32 [B, 3, H, W], normalised.
@@ -124,17 +124,38 @@ class Model:
             Arrays by name, first axis B.
 
         Raises:
-            InputError: No graph has all of the outputs.
+            InputError: No graph has one of the outputs.
             ModelError: onnxruntime failed while running.
         """
-        wanted = set(outputs)
-        graph = next((g for g in self._graphs if wanted <= g.outputs), None)
-        if graph is None:
-            raise InputError(f"{self.path} has no graph with {_some(sorted(wanted))}")
-        with self._lock:
-            if graph.session is None:
-                self._open(graph)
-        names = [self.contract.logits, *sorted(wanted)]
+        values: dict[str, NDArray[Any]] = {}
+        for graph, names in self._plan(set(outputs)):
+            with self._lock:
+                if graph.session is None:
+                    self._open(graph)
+            values.update(self._run_in_batches(graph, pixels, target, names))
+        return values
+
+    def _plan(self, wanted: set[str]) -> list[tuple[_Graph, list[str]]]:
+        """The cheapest graph with all outputs; where none has them, several that do together."""
+        plan = []
+        while True:
+            most = max(len(wanted & graph.outputs) for graph in self._graphs)
+            graph = next(g for g in self._graphs if len(wanted & g.outputs) == most)
+            if wanted and not most:
+                raise InputError(f"{self.path} has no graph with {_some(sorted(wanted))}")
+            plan.append((graph, [self.contract.logits, *sorted(wanted & graph.outputs)]))
+            wanted = wanted - graph.outputs
+            if not wanted:
+                return plan
+
+    def _run_in_batches(
+        self,
+        graph: _Graph,
+        pixels: NDArray[np.float32],
+        target: NDArray[np.int64],
+        names: list[str],
+    ) -> dict[str, NDArray[Any]]:
+        """Runs a graph whose batch may be fixed on any number of images."""
         size = self.contract.input.batch or len(pixels)
         parts = []
         for start in range(0, len(pixels), size):
@@ -226,8 +247,11 @@ def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
 def _declared(contract: Contract) -> set[str]:
     names = {name for outputs in contract.methods.values() for name in outputs}
     for layer in contract.layers:
-        names.update(name for name in (layer.attention, layer.gradient) if name)
-    names.update(name for name in (contract.features, contract.features_gradient) if name)
+        own = (layer.attention, layer.gradient, layer.relevance, layer.relevance_lrp)
+        names.update(name for name in own if name)
+    features = (contract.features, contract.features_gradient)
+    pixels = (contract.input_relevance, contract.input_relevance_attnlrp)
+    names.update(name for name in (*features, *pixels) if name)
     return names
 
 

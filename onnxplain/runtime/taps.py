@@ -16,13 +16,16 @@ KINDS = (
     "attention",
     "attention_gradient",
     "attention_relevance",
+    "attention_relevance_lrp",
     "features",
     "features_gradient",
     "input_gradient",
+    "input_relevance",
+    "input_relevance_attnlrp",
 )
 """The kinds of tap that can be asked for; logits and target always come along."""
 
-SINGLE = ("features", "features_gradient", "input_gradient")
+SINGLE = KINDS[4:]
 """Those that are one array; the others have one per layer."""
 
 
@@ -36,9 +39,12 @@ class Taps:
         attention: Per layer [B, heads, N, N], first layer first.
         attention_gradient: d logit[target] / d attention, same shapes.
         attention_relevance: Relevance propagated to each attention, same shapes.
+        attention_relevance_lrp: The same under the plain LRP rules.
         features: The Grad-CAM layer, [B, N, D] or [B, C, h, w].
         features_gradient: d logit[target] / d features.
         input_gradient: d logit[target] / d pixels, [B, 3, H, W].
+        input_relevance: Relevance of the pixels under the plain LRP rules, [B, 3, H, W].
+        input_relevance_attnlrp: The same under the AttnLRP rules.
     """
 
     logits: Array
@@ -46,9 +52,12 @@ class Taps:
     attention: list[Array | None] | None = None
     attention_gradient: list[Array | None] | None = None
     attention_relevance: list[Array | None] | None = None
+    attention_relevance_lrp: list[Array | None] | None = None
     features: Array | None = None
     features_gradient: Array | None = None
     input_gradient: Array | None = None
+    input_relevance: Array | None = None
+    input_relevance_attnlrp: Array | None = None
 
     def __repr__(self) -> str:
         held = ["logits", *(kind for kind in KINDS if getattr(self, kind) is not None)]

@@ -34,21 +34,25 @@ def _(s: Step, g: Grads) -> Results:
 
 @rule("LayerNormalization")  # r (gw - mean(gw)) - c r^3 mean(gw c), c = x - mean, r = 1 / deviation
 def _(s: Step, g: Grads) -> Results:
-    b, x = s.b, s.input(0)
-    axes = list(range(s.integer("axis", -1) % x.rank, x.rank))
-    if any(s.wants[1:]):
-        raise s.refuse("its scale or bias depends on the attention")
-    shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
-    if x.dtype.name == "FLOAT":
-        mean, r = s.output(1, shape), s.output(2, shape)
-        c = b.sub(x, mean)
-    else:  # the operator's own statistics are always float32
-        c = b.sub(x, b.mean(x, axes))
-        variance = b.add(b.mean(b.mul(c, c), axes), s.real("epsilon", 1e-5))
-        r = b.unary("Reciprocal", b.unary("Sqrt", variance))
+    b, (axes, c, r) = s.b, normalisation(s)
     gw = b.mul(first(g), s.input(1))
     tilt = b.mul(b.mul(r, b.mul(r, r)), b.mean(b.mul(gw, c), axes))
     return (b.sub(b.mul(b.sub(gw, b.mean(gw, axes)), r), b.mul(c, tilt)),)
+
+
+def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor]:
+    """Of a LayerNormalization: its axes, x - mean, and 1 / deviation."""
+    b, x = s.b, s.input(0)
+    if any(s.wants[1:]):
+        raise s.refuse("its scale or bias depends on the attention")
+    axes = list(range(s.integer("axis", -1) % x.rank, x.rank))
+    if x.dtype.name == "FLOAT":
+        shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
+        mean, r = s.output(1, shape), s.output(2, shape)
+        return axes, b.sub(x, mean), r
+    centred = b.sub(x, b.mean(x, axes))  # the operator's own statistics are always float32
+    variance = b.add(b.mean(b.mul(centred, centred), axes), s.real("epsilon", 1e-5))
+    return axes, centred, b.unary("Reciprocal", b.unary("Sqrt", variance))
 
 
 @rule("BatchNormalization")  # inference: x * scale / sqrt(variance + epsilon), per channel

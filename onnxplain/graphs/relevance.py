@@ -1,0 +1,257 @@
+"""The relevance tables: layer-wise relevance propagation on the same walk as the gradient.
+
+What travels is the relevance of a value, of the value's shape. Two tables:
+
+- `ATTRIBUTION`, Chefer et al., CVPR 2021 (`transformer_attribution`);
+- `LRP`, the plain rules which that paper compares with (`lrp`, `partial_lrp`).
+
+An operator y = f(x) without an entry of its own gets x * VJP_f(R / y), made from its gradient rule.
+`docs/methods.md` says which rule each operator has and whether it conserves relevance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from onnxplain.graphs.axes import volume
+from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.walk import Cotangent, Rule, Step
+
+__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "only", "scaled_factor", "unbiased"]
+
+EPSILON = 1e-9
+SMALL = 1024  # weights
+
+# fmt: off
+MOVES = (
+    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape",
+    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+)
+PASSES = (
+    "BatchNormalization", "Clip", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
+    "LayerNormalization", "Log", "LogSoftmax", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softmax",
+    "Softplus", "Sqrt", "Tanh",
+)
+# fmt: on
+
+Relevances = Sequence[Tensor | None]
+Results = Sequence[Tensor | Cotangent | None]
+
+
+def divide(b: Builder, a: Tensor, c: Tensor) -> Tensor:
+    """a / (c + epsilon), and 0 where c is 0."""
+    return b.where(b.compare("Equal", c, 0), b.scalar(0, a), b.div(a, b.add(c, EPSILON)))
+
+
+def first(r: Relevances) -> Tensor:
+    assert r[0] is not None
+    return r[0]
+
+
+def passes(s: Step, r: Relevances) -> Results:
+    """Relevance goes through unchanged."""
+    return (first(r),)
+
+
+def derived(vjp: Rule) -> Rule:
+    """The default rule: x * VJP_f(R / y)."""
+
+    def rule(s: Step, r: Relevances) -> Results:
+        shares = vjp(replace(s, dots=None), [divide(s.b, first(r), s.y)])
+        return [None if g is None else _times(s, i, g) for i, g in enumerate(shares)]
+
+    return rule
+
+
+def _times(s: Step, i: int, g: Tensor | Cotangent) -> Tensor:
+    return s.b.mul(s.input(i), g if isinstance(g, Tensor) else s.dense(g))
+
+
+def linear(s: Step, r: Relevances) -> Results:
+    """x+ W+ + x- W- under one denominator, by products of x, |x|, W and |W|.
+
+    With y = x W and n = |x| |W|, x+ W+ + x- W- = (y + n) / 2; the halves of the denominator and of
+    the result cancel. Every term of it is positive, so where it is 0 there is nothing to share out,
+    and the division needs no second look.
+
+    It is 0 where a few inputs are mixed that all speak against the output, as in talking heads. The
+    two products would then have to cancel to the last bit, so a small map takes all four.
+    """
+    b, (i, w) = s.b, _operands(s)
+    if volume(s.input(w).shape) < SMALL:
+        parts = [[b.binary(bound, s.input(k), 0) for k in (i, w)] for bound in ("Max", "Min")]
+        total = b.add(*(again(s, i, x, weight) for x, weight in parts))
+        share = b.div(first(r), b.add(total, EPSILON))
+        return only(i, b.add(*(b.mul(x, back(s, i, share, weight)) for x, weight in parts)))
+    size = b.unary("Abs", s.input(i))
+    weight = b.unary("Abs", s.input(w))
+    total = b.add(unbiased(s), again(s, i, size, weight))
+    share = b.div(first(r), b.add(total, 2 * EPSILON))
+    signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
+    return only(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
+
+
+def linear_apart(s: Step, r: Relevances) -> Results:
+    """x+ W+ and x- W-, a denominator each."""
+    b, (i, w) = s.b, _operands(s)
+    parts = []
+    for bound in ("Max", "Min"):
+        x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
+        share = b.div(first(r), b.add(again(s, i, x, weight), EPSILON))
+        parts.append(b.mul(x, back(s, i, share, weight)))
+    return only(i, b.add(*parts))
+
+
+def bounded(s: Step, r: Relevances) -> Results:
+    """z-B rule of a first convolution: x W - low W+ - high W-, with each picture's own bounds."""
+    b, x, weight = s.b, s.input(0), s.input(1)
+    axes = list(range(1, x.rank))
+    bounds = [(b.reduce(op, x, axes, keepdims=True)) for op in ("ReduceMin", "ReduceMax")]
+    terms = [(x, weight)]
+    for bound, part in zip(bounds, ("Max", "Min"), strict=True):
+        terms.append((b.expand(bound, x.shape, x.value), b.binary(part, weight, 0)))
+    own, low, high = (again(s, 0, *term) for term in terms)
+    share = divide(b, first(r), b.sub(b.sub(own, low), high))
+    own, low, high = (b.mul(t, back(s, 0, share, w)) for t, w in terms)
+    return (b.sub(b.sub(own, low), high),)
+
+
+def _operands(s: Step) -> tuple[int, int]:
+    """Positions of the activation and of the weight."""
+    return (0, 1) if s.wants[0] else (1, 0)
+
+
+def only(i: int, result: Tensor) -> Results:
+    """For a rule of two operands of which one gets everything."""
+    return (result, None) if i == 0 else (None, result)
+
+
+def again(s: Step, i: int, x: Tensor, weight: Tensor) -> Tensor:
+    """The product of the node, without bias, for other operands."""
+    inputs = [x, weight] if i == 0 else [weight, x]
+    attributes = {k: a.value for k, a in s.node.attributes.items()}
+    return s.b.op(s.node.op_type, inputs, s.y.shape, **attributes)
+
+
+def back(s: Step, i: int, share: Tensor, weight: Tensor) -> Tensor:
+    """`share` taken back through the product with `weight`."""
+    x = list(s.x)
+    x[1 - i] = weight
+    g = GRADIENT[s.node.op_type](replace(s, x=x, dots=None), [share])[i]
+    assert g is not None
+    return g if isinstance(g, Tensor) else s.dense(g)
+
+
+def unbiased(s: Step) -> Tensor:
+    """The product without the bias that Gemm and Conv add."""
+    if not s.has(2):
+        return s.y
+    bias = s.input(2)
+    if s.node.op_type == "Conv":
+        bias = s.b.reshape(bias, (bias.shape[0], *(1,) * (s.y.rank - 2)))
+    beta = s.real("beta", 1.0)
+    return s.b.sub(s.y, bias if beta == 1 else s.b.mul(bias, beta))
+
+
+def product(s: Step, r: Relevances) -> Results:
+    """P V and Q K^T: each factor gets half of x * VJP(R / y)."""
+    share = divide(s.b, first(r), s.y)
+    shares = GRADIENT[s.node.op_type](replace(s, dots=None), [share])
+    return [None if g is None else s.b.mul(_times(s, i, g), 0.5) for i, g in enumerate(shares)]
+
+
+def multiplication(s: Step, r: Relevances) -> Results:
+    """A scale passes relevance on to what it scales; two activations get half each."""
+    if (scaled := scaled_factor(s)) is not None:
+        return only(scaled, first(r))
+    half = s.b.mul(first(r), 0.5)
+    return [s.b.unbroadcast(half, s.input(i).shape) for i in (0, 1)]
+
+
+def scaled_factor(s: Step) -> int | None:
+    """Which operand of a Mul or Div the other one scales; None for two activations."""
+    if s.fixed(0):
+        return 1
+    if s.node.op_type == "Div" or s.fixed(1) or is_spread(s, 1):
+        return 0
+    return 1 if is_spread(s, 0) else None
+
+
+def is_spread(s: Step, i: int) -> bool:
+    """Whether operand `i` is one number per token, repeated over the features.
+
+    Such an operand is the mean or the deviation of a normalisation written out.
+    """
+    return s.input(i).shape[-1:] != s.y.shape[-1:]
+
+
+def addition(balance: bool) -> Rule:
+    """S = R / (a + b); R_a = a S, R_b = b S; with `balance`, each rescaled by its share of sums.
+
+    A constant per feature (a bias) takes nothing, nor does one number per token (a mean).
+    """
+
+    def rule(s: Step, r: Relevances) -> Results:
+        b = s.b
+        for i in (1, 0):
+            bias = s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1])
+            if bias or is_spread(s, i):
+                return only(1 - i, first(r))
+        share = divide(b, first(r), s.y)
+        parts = [b.mul(s.input(i), share) for i in (0, 1)]
+        if s.node.op_type == "Sub":
+            parts[1] = b.neg(parts[1])
+        if balance:
+            parts = _balanced(b, parts, first(r))
+        return [b.unbroadcast(p, s.input(i).shape) for i, p in enumerate(parts)]
+
+    return rule
+
+
+def _balanced(b: Builder, parts: list[Tensor], r: Tensor) -> list[Tensor]:
+    """R_a * |sum R_a| / (|sum R_a| + |sum R_b|) * sum R / sum R_a, sums per image."""
+    axes = list(range(1, r.rank))
+    sums = [b.sum(p, axes) for p in parts]
+    sizes = [b.unary("Abs", total) for total in sums]
+    whole, total = b.add(*sizes), b.sum(r, axes)
+    return [
+        b.mul(part, divide(b, b.mul(divide(b, size, whole), total), own))
+        for part, size, own in zip(parts, sizes, sums, strict=True)
+    ]
+
+
+def matrix(affine: Rule) -> Rule:
+    """A product with a weight is a linear map, one of two activations is not."""
+
+    def rule(s: Step, r: Relevances) -> Results:
+        if s.node.op_type in ("MatMul", "Einsum") and not (s.fixed(0) or s.fixed(1)):
+            return product(s, r)
+        return affine(s, r)
+
+    return rule
+
+
+def first_convolution(other: Rule) -> Rule:
+    """The z-B rule where the convolution reads the picture itself, `other` elsewhere."""
+
+    def rule(s: Step, r: Relevances) -> Results:
+        return (bounded if s.input(0).value.is_graph_input() else other)(s, r)
+
+    return rule
+
+
+def table(affine: Rule, balance: bool) -> dict[str, Rule]:
+    rules = {operator: derived(vjp) for operator, vjp in GRADIENT.items()}
+    rules.update({operator: GRADIENT[operator] for operator in MOVES})
+    rules.update(dict.fromkeys(PASSES, passes))
+    rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), matrix(affine)))
+    rules.update(dict.fromkeys(("Add", "Sub"), addition(balance)))
+    rules.update(dict.fromkeys(("Mul", "Div"), multiplication))
+    return rules
+
+
+ATTRIBUTION = table(linear, balance=True)
+LRP = table(linear_apart, balance=False)
+LRP["Conv"] = first_convolution(LRP["Conv"])
