@@ -16,22 +16,18 @@ from dataclasses import replace
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.reductions import normalisation
-from onnxplain.graphs.relevance import PASSES, again, back, only, scaled_factor, unbiased
+from onnxplain.graphs.relevance import EPSILON, PASSES, again, back, only, scaled_factor, unbiased
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = ["attn_lrp"]
-
-EPSILON = 1e-9
 
 Coefficients = Sequence[Tensor | None]
 Results = Sequence[Tensor | Cotangent | None]
 
 
 def stabilised(b: Builder, a: Tensor, x: Tensor) -> Tensor:
-    """a / (x + epsilon sign(x)), with sign(0) = 1."""
-    positive = b.compare("GreaterOrEqual", x, 0)
-    shift = b.where(positive, b.scalar(EPSILON, x), b.scalar(-EPSILON, x))
-    return b.div(a, b.add(x, shift))
+    """a / (x + epsilon)."""
+    return b.div(a, b.add(x, EPSILON))
 
 
 def first(c: Coefficients) -> Tensor:

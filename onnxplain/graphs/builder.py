@@ -1,12 +1,13 @@
 """Writes nodes into a graph and keeps their shapes, which the rules need to undo broadcasting.
 
 A `Tensor` is a value of the graph with its shape. Asking twice for the same node gives the same
-node, two transposes in a row cancel, and a sum over nothing is no node: rules can be written as the
-formulas they are.
+node, two transposes in a row cancel, a transpose waits until its result is needed, and a sum over
+nothing is no node: rules can be written as the formulas they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import onnx_ir as ir
 
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape
 
-__all__ = ["Builder", "Tensor", "broadcast", "symbolic"]
+__all__ = ["Builder", "Tensor", "broadcast", "elements", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(len(shape) for shape in shapes)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
+
+
+def elements(shape: Shape) -> Dim:
+    """Number of elements, as a size that another tensor may have."""
+    number = math.prod(d.factor if isinstance(d, Batch) else d for d in shape)
+    return Batch(number) if any(isinstance(d, Batch) for d in shape) else number
 
 
 class Builder:
@@ -138,6 +145,10 @@ class Builder:
         """`a op b` with broadcasting; a number becomes a constant of the type of `a`."""
         if not isinstance(b, Tensor):
             b = self.scalar(b, a)
+        if (perm := _perm(a)) is not None and (b.rank == 0 or _perm(b) == perm):
+            back = [perm.index(axis) for axis in range(a.rank)]
+            b = b if b.rank == 0 else self.transpose(b, back)
+            return self.transpose(self.binary(op_type, self.transpose(a, back), b), perm)
         return self.op(op_type, [a, b], broadcast(a.shape, b.shape))
 
     def add(self, a: Tensor, b: Tensor | float) -> Tensor:
@@ -178,18 +189,19 @@ class Builder:
         """`x` with its last two axes exchanged."""
         return self.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))
 
+    def is_swapped(self, x: Tensor) -> bool:
+        """Whether `x` was made by `swap`, or could have been."""
+        return _perm(x) == [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+
     # Layout
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
-        producer = x.value.producer()
-        if producer is not None and producer.op_type == "Transpose" and producer.domain == "":
-            inner = producer.attributes.get("perm")
-            source = producer.inputs[0]
-            if inner is not None and source is not None:
-                order = inner.as_ints()
-                perm = [order[p] for p in perm]
-                shape = [x.shape[order.index(axis)] for axis in range(x.rank)]
-                x = Tensor(source, tuple(shape), x.dtype)
+        if (order := _perm(x)) is not None:
+            perm = [order[p] for p in perm]
+            producer = x.value.producer()
+            assert producer is not None and producer.inputs[0] is not None
+            shape = [x.shape[order.index(axis)] for axis in range(x.rank)]
+            x = Tensor(producer.inputs[0], tuple(shape), x.dtype)
         if list(perm) == list(range(x.rank)):
             return x
         return self.op("Transpose", [x], tuple(x.shape[p] for p in perm), perm=list(perm))
@@ -285,6 +297,15 @@ class Builder:
 
 def _pad(x: Tensor, shape: Shape) -> Shape:
     return (1,) * (len(shape) - x.rank) + tuple(x.shape)
+
+
+def _perm(x: Tensor) -> list[int] | None:
+    """How `x` was transposed, if it was."""
+    producer = x.value.producer()
+    if producer is None or producer.op_type != "Transpose" or producer.domain != "":
+        return None
+    perm = producer.attributes.get("perm")
+    return list(reversed(range(x.rank))) if perm is None else list(perm.as_ints())
 
 
 def _annotate(value: ir.Value, name: str, shape: Shape, dtype: ir.DataType) -> None:

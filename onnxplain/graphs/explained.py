@@ -270,12 +270,27 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
             outputs[name] = result if layout is None else _canonical(b, result, layout)
     for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
+    _sort(graph)
     RemoveUnusedNodesPass()(model)
     model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
     for domain in [domain for domain in model.opset_imports if domain != ""]:
         del model.opset_imports[domain]
     model.metadata_props[KEY] = contract.to_json()
     return model
+
+
+def _sort(graph: ir.Graph) -> None:
+    """Puts what depends on the class last.
+
+    onnxruntime computes first what stands last of a node's operands: so what the walks need of the
+    forward pass (slopes, denominators) is computed when they come to need it, not all of it before.
+    """
+    for value in graph.inputs:
+        if value.name == TARGET:
+            late = dependents(graph, value)
+            for node in [node for node in graph if not late.isdisjoint(node.outputs)]:
+                graph.remove(node)
+                graph.append(node)
 
 
 def _walks(

@@ -19,9 +19,20 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
-__all__ = ["ATTRIBUTION", "LRP", "PASSES", "again", "back", "only", "scaled_factor", "unbiased"]
+__all__ = [
+    "ATTRIBUTION",
+    "EPSILON",
+    "LRP",
+    "PASSES",
+    "again",
+    "back",
+    "only",
+    "scaled_factor",
+    "unbiased",
+]
 
 EPSILON = 1e-9
+TINY = 1e-37  # next to nothing, and yet a normal float32
 SMALL = 1024  # weights
 
 # fmt: off
@@ -40,9 +51,14 @@ Relevances = Sequence[Tensor | None]
 Results = Sequence[Tensor | Cotangent | None]
 
 
-def divide(b: Builder, a: Tensor, c: Tensor) -> Tensor:
-    """a / (c + epsilon), and 0 where c is 0."""
-    return b.where(b.compare("Equal", c, 0), b.scalar(0, a), b.div(a, b.add(c, EPSILON)))
+def divide(b: Builder, a: Tensor, c: Tensor, *, multiple: bool = False) -> Tensor:
+    """a / (c + epsilon), and 0 where c is 0; `multiple`: where a is 0 too.
+
+    As a c / (c (c + epsilon) + tiny): onnxruntime's Where takes as long as six products.
+    """
+    if multiple:
+        return b.div(a, b.add(c, EPSILON))
+    return b.div(b.mul(a, c), b.add(b.mul(c, b.add(c, EPSILON)), TINY))
 
 
 def first(r: Relevances) -> Tensor:
@@ -60,13 +76,29 @@ def derived(vjp: Rule) -> Rule:
 
     def rule(s: Step, r: Relevances) -> Results:
         shares = vjp(replace(s, dots=None), [divide(s.b, first(r), s.y)])
-        return [None if g is None else _times(s, i, g) for i, g in enumerate(shares)]
+        return _contributions(s, shares)
 
     return rule
 
 
-def _times(s: Step, i: int, g: Tensor | Cotangent) -> Tensor:
-    return s.b.mul(s.input(i), g if isinstance(g, Tensor) else s.dense(g))
+def moved(vjp: Rule) -> Rule:
+    """Relevance goes where the gradient goes, and stays a multiple of its value if it was one."""
+
+    def rule(s: Step, r: Relevances) -> Results:
+        wrapped = [Cotangent(g) if isinstance(g, Tensor) else g for g in vjp(s, r)]
+        return [None if c is None else replace(c, multiple=s.multiple) for c in wrapped]
+
+    return rule
+
+
+def _contributions(s: Step, shares: Results, factor: float = 1.0) -> Results:
+    """factor * x * share of each operand."""
+    results: list[Tensor | None] = [None] * len(shares)
+    for i, share in enumerate(shares):
+        if share is not None:
+            g = share if isinstance(share, Tensor) else s.dense(share)
+            results[i] = s.b.mul(s.input(i), g if factor == 1 else s.b.mul(g, factor))
+    return results
 
 
 def linear(s: Step, r: Relevances) -> Results:
@@ -87,10 +119,11 @@ def linear(s: Step, r: Relevances) -> Results:
         return only(i, b.add(*(b.mul(x, back(s, i, share, weight)) for x, weight in parts)))
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
-    total = b.add(unbiased(s), again(s, i, size, weight))
-    share = b.div(first(r), b.add(total, 2 * EPSILON))
+    total = b.add(unbiased(s), again(s, i, size, weight, bias=2 * EPSILON))
+    share = b.div(first(r), total)
     signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
-    return only(i, b.add(signed, b.mul(size, back(s, i, share, weight))))
+    whole = b.add(signed, b.mul(size, back(s, i, share, weight)))
+    return only(i, Cotangent(whole, multiple=True))
 
 
 def linear_apart(s: Step, r: Relevances) -> Results:
@@ -99,7 +132,7 @@ def linear_apart(s: Step, r: Relevances) -> Results:
     parts = []
     for bound in ("Max", "Min"):
         x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
-        share = b.div(first(r), b.add(again(s, i, x, weight), EPSILON))
+        share = b.div(first(r), again(s, i, x, weight, bias=EPSILON))
         parts.append(b.mul(x, back(s, i, share, weight)))
     return only(i, b.add(*parts))
 
@@ -123,16 +156,18 @@ def _operands(s: Step) -> tuple[int, int]:
     return (0, 1) if s.wants[0] else (1, 0)
 
 
-def only(i: int, result: Tensor) -> Results:
+def only(i: int, result: Tensor | Cotangent) -> Results:
     """For a rule of two operands of which one gets everything."""
     return (result, None) if i == 0 else (None, result)
 
 
-def again(s: Step, i: int, x: Tensor, weight: Tensor) -> Tensor:
-    """The product of the node, without bias, for other operands."""
-    inputs = [x, weight] if i == 0 else [weight, x]
+def again(s: Step, i: int, x: Tensor, weight: Tensor, bias: float = 0.0) -> Tensor:
+    """The product of the node for other operands, plus a number instead of its own bias."""
+    b, operator = s.b, s.node.op_type
     attributes = {k: a.value for k, a in s.node.attributes.items()}
-    return s.b.op(s.node.op_type, inputs, s.y.shape, **attributes)
+    inputs = [x, weight] if i == 0 else [weight, x]
+    product = s.b.op(operator, inputs, s.y.shape, **attributes)
+    return b.add(product, bias) if bias else product
 
 
 def back(s: Step, i: int, share: Tensor, weight: Tensor) -> Tensor:
@@ -157,9 +192,9 @@ def unbiased(s: Step) -> Tensor:
 
 def product(s: Step, r: Relevances) -> Results:
     """P V and Q K^T: each factor gets half of x * VJP(R / y)."""
-    share = divide(s.b, first(r), s.y)
+    share = divide(s.b, first(r), s.y, multiple=s.multiple)
     shares = GRADIENT[s.node.op_type](replace(s, dots=None), [share])
-    return [None if g is None else s.b.mul(_times(s, i, g), 0.5) for i, g in enumerate(shares)]
+    return _contributions(s, shares, 0.5)  # onnxruntime scales within the product
 
 
 def multiplication(s: Step, r: Relevances) -> Results:
@@ -244,7 +279,7 @@ def first_convolution(other: Rule) -> Rule:
 
 def table(affine: Rule, balance: bool) -> dict[str, Rule]:
     rules = {operator: derived(vjp) for operator, vjp in GRADIENT.items()}
-    rules.update({operator: GRADIENT[operator] for operator in MOVES})
+    rules.update({operator: moved(GRADIENT[operator]) for operator in MOVES})
     rules.update(dict.fromkeys(PASSES, passes))
     rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), matrix(affine)))
     rules.update(dict.fromkeys(("Add", "Sub"), addition(balance)))

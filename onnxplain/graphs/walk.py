@@ -44,11 +44,13 @@ class Cotangent:
         range: Where it is not zero; None: anywhere.
         dots: Sum over the last axis of cotangent times value, where a rule has it at less cost
             than by forming the product.
+        multiple: Whether it is zero wherever the value is.
     """
 
     tensor: Tensor
     range: Range | None = None
     dots: Tensor | None = None
+    multiple: bool = False
 
 
 @dataclass
@@ -56,7 +58,8 @@ class Step:
     """One node as a rule sees it: its operands, its results and the graph to write into.
 
     `x[i]` is input i (None where it is left out), `y` the first output. Under a `Range` both are
-    slices. `wants[i]` says whether input i leads to a tap.
+    slices. `wants[i]` says whether input i leads to a tap. `dots` and `multiple` are those of what
+    arrived at a node of one output.
     """
 
     node: ir.Node
@@ -66,6 +69,7 @@ class Step:
     wants: Sequence[bool]
     range: Range | None = None
     dots: Tensor | None = None
+    multiple: bool = False
 
     def input(self, index: int) -> Tensor:
         tensor = self.x[index]
@@ -222,13 +226,14 @@ def _apply(
     if only is None or place is None or source is None:
         x = [None if v is None else b.of(v) for v in node.inputs]
         dots = None if only is None or only.range is not None else only.dots
-        step = Step(node, b, x, b.of(node.outputs[0]), wants, dots=dots)
+        multiple = only is not None and only.multiple
+        step = Step(node, b, x, b.of(node.outputs[0]), wants, dots=dots, multiple=multiple)
         results = _results(rule, step, [None if c is None else dense(b, c) for c in gathered])
         return [_wrap(b, result, None, None) for result in results]
     x = [_slice(b, v, axis, place) for v, axis in zip(node.inputs, source, strict=True)]
     y = _slice(b, node.outputs[0], place.axis, place)
     assert y is not None
-    step = Step(node, b, x, y, wants, place, only.dots)
+    step = Step(node, b, x, y, wants, place, only.dots, only.multiple)
     results = _results(rule, step, [only.tensor, *(None for _ in gathered[1:])])
     return [_wrap(b, result, axis, place) for result, axis in zip(results, source, strict=False)]
 
@@ -264,13 +269,15 @@ def _wrap(
     if result.range is None:
         return replace(result, range=outer)
     # One range at a time: keep that of the selection, which its siblings will complete.
-    return Cotangent(dense(b, Cotangent(result.tensor, outer)), result.range)
+    written = dense(b, Cotangent(result.tensor, outer))
+    return replace(result, tensor=written, dots=None)
 
 
 def _total(b: Builder, cotangents: Sequence[Cotangent]) -> Cotangent | None:
     """Sum of what arrived. Ranges that tile an axis are joined, which is cheaper than padding."""
     if len(cotangents) <= 1:
         return cotangents[0] if cotangents else None
+    multiple = all(c.multiple for c in cotangents)
     sums: dict[Range | None, Tensor] = {}
     for cotangent in cotangents:
         other = sums.get(cotangent.range)
@@ -278,7 +285,7 @@ def _total(b: Builder, cotangents: Sequence[Cotangent]) -> Cotangent | None:
         sums[cotangent.range] = tensor if other is None else b.add(other, tensor)
     if len(sums) == 1:
         ((place, tensor),) = sums.items()
-        return Cotangent(tensor, place)
+        return Cotangent(tensor, place, multiple=multiple)
     whole = sums.pop(None, None)
     parts = sorted(((r, t) for r, t in sums.items() if r is not None), key=lambda p: p[0])
     if _tiles([r for r, _ in parts]):
@@ -288,7 +295,7 @@ def _total(b: Builder, cotangents: Sequence[Cotangent]) -> Cotangent | None:
     total = pieces[0] if whole is None else b.add(whole, pieces[0])
     for piece in pieces[1:]:
         total = b.add(total, piece)
-    return Cotangent(total)
+    return Cotangent(total, multiple=multiple)
 
 
 def _tiles(ranges: Sequence[Range]) -> bool:

@@ -7,11 +7,9 @@ that lead to no tap (`wants`) may be left None.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from onnxplain.graphs.builder import Tensor
-from onnxplain.graphs.shapes import Batch, Dim, Shape
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "operands",
     "pointwise",
     "rule",
-    "volume",
     "where",
 ]
 
@@ -60,12 +57,6 @@ def operands(s: Step, products: Callable[[int], Tensor]) -> list[Tensor | None]:
         s.b.unbroadcast(products(i), s.input(i).shape) if wanted else None
         for i, wanted in enumerate(s.wants)
     ]
-
-
-def volume(shape: Shape) -> Dim:
-    """Number of elements."""
-    number = math.prod(d.factor if isinstance(d, Batch) else d for d in shape)
-    return Batch(number) if any(isinstance(d, Batch) for d in shape) else number
 
 
 def where(s: Step, condition: Tensor, g: Tensor) -> Tensor:
