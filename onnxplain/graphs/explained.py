@@ -272,6 +272,10 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
         _emit(b, name, outputs[name])
     _sort(graph)
     RemoveUnusedNodesPass()(model)
+    for node in graph:  # shapes of inner values are a third of what is added, and can be inferred
+        for value in node.outputs:
+            if value not in found.facts and not value.is_graph_output():
+                value.type = value.shape = None
     model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
     for domain in [domain for domain in model.opset_imports if domain != ""]:
         del model.opset_imports[domain]
