@@ -296,6 +296,17 @@ def test_files_stay_the_size_of_the_model(tmp_path: Path) -> None:
     assert sum(every.files.values()) < 1.06 * size
 
 
+def test_what_depends_on_the_class_comes_last(wide_file: Path) -> None:
+    """onnxruntime then computes what a walk needs of the forward pass just before it is used."""
+    late = {"target"}
+    kinds = []
+    for node in onnx.load(wide_file).graph.node:
+        kinds.append(not late.isdisjoint(node.input))
+        if kinds[-1]:
+            late.update(node.output)
+    assert kinds == sorted(kinds) and any(kinds)
+
+
 def test_every_optimisation_level_agrees(wide_file: Path) -> None:
     levels = onnxruntime.GraphOptimizationLevel
     images = np.random.default_rng(6).normal(size=(2, 3, 32, 64)).astype(np.float32)
