@@ -22,7 +22,7 @@ from small_vits import CONFIGURATIONS
 
 import onnxplain as ox
 from onnxplain import graphs
-from onnxplain.contract import KEY, METHODS, Contract
+from onnxplain.contract import GRAPH_KINDS, KEY, METHODS, Contract
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.export.plain import inference_form
 from onnxplain.export.torch_taps import torch_taps
@@ -31,6 +31,9 @@ from onnxplain.export.torch_taps import torch_taps
 TOLERANCE = 1e-5
 # The plain nodes are the same; onnxruntime may fuse them otherwise around the new outputs.
 UNCHANGED = 1e-6
+
+# Relevance is ill-conditioned in single precision; test_relevance.py compares it as it can be.
+GRADIENTS = GRAPH_KINDS["gradient"]
 
 Arrays = dict[str, np.ndarray]
 LEVELS = [
@@ -74,7 +77,7 @@ def plain(module: HandWritten, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def explained(plain: Path) -> Path:
     path = plain.with_name("explained.onnx")
-    ox.instrument(plain, path)
+    ox.instrument(plain, path, methods=GRADIENTS)
     return path
 
 
@@ -95,8 +98,12 @@ def test_a_file_is_standard_onnx_that_describes_itself(plain: Path, tmp_path: Pa
         "output",
         *(f"attention.{i}" for i in range(2)),
         *(f"attention_gradient.{i}" for i in range(2)),
+        *(f"attention_relevance.{i}" for i in range(2)),
+        "attention_relevance_lrp.1",
         "features",
         "features_gradient",
+        "input_relevance",
+        "input_relevance_attnlrp",
     ]
     shapes = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -190,11 +197,14 @@ def test_only_what_the_methods_need(plain: Path, explained: Path, tmp_path: Path
     ]
 
 
-def test_the_file_is_one_percent_larger(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("methods", "share"), [(GRADIENTS, 0.005), (None, 0.02)])
+def test_the_file_is_hardly_larger(
+    methods: tuple[str, ...] | None, share: float, tmp_path: Path
+) -> None:
     module = timm.create_model("vit_tiny_patch16_224").eval()
     plain = to_file(module, tmp_path / "plain.onnx", size=(224, 224))
-    report = ox.instrument(plain, tmp_path / "explained.onnx")
-    assert sum(report.files.values()) < 1.01 * plain.stat().st_size
+    report = ox.instrument(plain, tmp_path / "explained.onnx", methods=methods)
+    assert sum(report.files.values()) < (1 + share) * plain.stat().st_size
     assert report.source_bytes < plain.stat().st_size
 
 
@@ -255,11 +265,14 @@ def test_attention_and_gradients_equal_torch(name: str, tmp_path: Path) -> None:
         expected["features_gradient"] = taps.features_gradient
         for i, (a, g) in enumerate(zip(taps.attention, taps.attention_gradient, strict=True)):
             expected[f"attention.{i}"], expected[f"attention_gradient.{i}"] = a, g
-        assert found.keys() == expected.keys()
         for key, array in found.items():
-            theirs = expected[key]
+            if "relevance" in key:
+                assert np.isfinite(array).all() and array.any(), key
+                continue
+            theirs = expected.pop(key)
             assert theirs is not None
             close(array, theirs.numpy().reshape(array.shape), TOLERANCE)
+        assert not expected
 
 
 def test_float64(tmp_path: Path) -> None:

@@ -109,12 +109,14 @@ def test_what_the_head_reads(
 
 
 @pytest.mark.parametrize("read", ["class token beside the mean", "maximum", "weighted"])
-def test_a_head_that_no_row_stands_for_leaves_gradcam(read: str, tmp_path: Path) -> None:
+def test_a_head_that_no_row_stands_for_leaves_features_and_pixels(
+    read: str, tmp_path: Path
+) -> None:
     plain = to_file(HandWritten(read=read), tmp_path / "plain.onnx")
     model = graphs.load(plain)
     contract = graphs.explain(model).contract
     assert contract.readout is None
-    assert list(contract.methods) == ["gradcam"]
+    assert list(contract.methods) == ["gradcam", "attnlrp", "lrp"]
     with pytest.raises(UnsupportedModelError, match=r'rollout is not .*contract={"readout"'):
         graphs.explain(model, methods=["rollout"])
     given = {"readout": {"kind": "cls", "ranges": [[0, 1]]}}

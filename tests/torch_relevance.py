@@ -66,7 +66,7 @@ class Table:
     everything that is not named passes relevance unchanged."""
 
     def divide(self, a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(b == 0, torch.zeros_like(a), a / (b + 1e-9))
+        return torch.where(b == 0, torch.zeros_like(a), a / b)
 
     def seed(self, one_hot: Tensor, logits: Tensor) -> Tensor:
         return one_hot
@@ -104,7 +104,7 @@ class Attribution(Table):
     def linear(self, r: Tensor, x: Tensor, y: Tensor, weight: Tensor, map: Function) -> Tensor:
         high, low = x.clamp(min=0), x.clamp(max=0)
         up, down = weight.clamp(min=0), weight.clamp(max=0)
-        share = self.divide(r, map(high, up) + map(low, down))
+        share = r / (map(high, up) + map(low, down) + 1e-9)
         return high * vjp(lambda x: map(x, up), x, share) + low * vjp(
             lambda x: map(x, down), x, share
         )
@@ -131,7 +131,7 @@ class Plain(Table):
         result = torch.zeros_like(x)
         for low, high in ((0, None), (None, 0)):
             part, w = x.clamp(low, high), weight.clamp(low, high)
-            share = self.divide(r, map(part, w))
+            share = r / (map(part, w) + 1e-9)
             result += part * vjp(lambda x, w=w: map(x, w), x, share)
         return result
 
