@@ -314,8 +314,9 @@ def _demo(
         return
     print(f"{scenes} pictures of two garments, each garment asked for in turn.")
     print("How often is a method's map largest on the garment that was asked for?")
+    width = max(map(len, shown.hits))
     for method, hits in shown.hits.items():
-        print(f"  {method:18} {hits:3} of {shown.asked}")
+        print(f"  {method:{width}} {hits:3} of {shown.asked}")
     print(f"-> {shown.combined}, and one picture for each scene beside it")
 
 
