@@ -383,7 +383,7 @@ def test_only_a_folder_with_a_bundle_alone_is_replaced(plain: Path, tmp_path: Pa
         graphs.save(graphs.explain(graphs.load(plain)), bundle)
     with pytest.raises(InputError, match="a file; expected a folder"):
         ox.instrument(plain, bundle / "notes.txt")
-    with pytest.raises(ModelError, match="cannot be written: No such file"):
+    with pytest.raises(InputError, match="nowhere: no such folder; make it first"):
         ox.instrument(plain, tmp_path / "nowhere" / "explained.onnx")
     assert contents(tmp_path) == kept
 

@@ -15,6 +15,7 @@ from onnxplain.errors import InputError, ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import verify as verify_files
+from onnxplain.graphs.storage import check_destination
 
 __all__ = ["export_model"]
 
@@ -33,8 +34,8 @@ def export_model(
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     requested = _pixels(image_size)
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: no such folder; make it first")
+    bundle = path.suffix != ".onnx"
+    check_destination(path, bundle=bundle)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
@@ -43,7 +44,7 @@ def export_model(
     name = model if isinstance(model, str) else type(model).__name__
     explained = graphs.explain(
         to_onnx(module, image_size=size),
-        bundle=path.suffix != ".onnx",
+        bundle=bundle,
         methods=methods,
         contract=None if tokens is None else {"tokens": tokens},
         labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,

@@ -13,7 +13,7 @@ try:
     import onnx_ir as ir
 
     from onnxplain.graphs.explained import Explained, explain
-    from onnxplain.graphs.storage import Report, load, save
+    from onnxplain.graphs.storage import Report, check_destination, load, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
         raise
@@ -60,11 +60,13 @@ def instrument(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
+    bundle = Path(path).suffix != ".onnx"
+    check_destination(Path(path), bundle=bundle)
     model = load(source)
     try:
         explained = explain(
             model,
-            bundle=Path(path).suffix != ".onnx",
+            bundle=bundle,
             methods=methods,
             contract=contract,
             labels=labels,

@@ -20,7 +20,7 @@ from onnxplain.contract import GRAPH_KINDS, Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 
-__all__ = ["Report", "load", "save"]
+__all__ = ["Report", "check_destination", "load", "save"]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
@@ -112,10 +112,7 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     """
     path = Path(path)
     bundle = SINGLE not in explained.models
-    if bundle:
-        _check_replaceable(path)
-    elif path.is_dir():
-        raise InputError(f"{path}: a folder; expected a file name such as {path / 'model.onnx'}")
+    check_destination(path, bundle=bundle)
     try:
         with _beside(path) as scratch:
             if bundle:
@@ -166,8 +163,19 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_replaceable(path: Path) -> None:
-    """Only an empty folder, or one with a bundle and nothing else, is replaced."""
+def check_destination(path: Path, *, bundle: bool) -> None:
+    """What can be seen before the work: a file goes beside other files; only an empty folder, or
+    one with a bundle and nothing else, is replaced.
+
+    Raises:
+        InputError: `path` cannot be written, with the reason.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent}: no such folder; make it first")
+    if not bundle:
+        if path.is_dir():
+            raise InputError(f"{path}: a folder; expected a file name such as {path / 'vit.onnx'}")
+        return
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: a file; expected a folder, or a name that ends in .onnx")
     if not path.is_dir():
