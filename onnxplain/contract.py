@@ -23,6 +23,7 @@ __all__ = [
     "INPUT_RELEVANCE_ATTNLRP",
     "KEY",
     "METHODS",
+    "POOLING",
     "AttentionLayer",
     "Contract",
     "ImageInput",
@@ -39,6 +40,7 @@ __all__ = [
 KEY = "onnxplain"
 FORMAT = 1
 
+POOLING = "attention_pooling"  # of a head that pools by attention, [batch, heads, queries, tokens]
 FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
 INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
@@ -75,6 +77,11 @@ class Needs:
     relevance_lrp: str = "none"
     features: bool = False
     pixels: str | None = None  # the output that holds a value per pixel
+
+    @property
+    def reads_row(self) -> bool:
+        """Whether the map starts from the tokens that the head reads."""
+        return not self.features and self.pixels is None
 
     @property
     def class_specific(self) -> bool:
@@ -177,10 +184,16 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Readout:
-    """Which tokens the head reads: the mean over the half-open `ranges` of token positions."""
+    """Which tokens the head reads: the mean over the half-open `ranges` of token positions, or, for
+    a head that pools by attention, each token of the range as much as the output `POOLING` says."""
 
-    kind: str  # "cls", "mean", "cls+dist"
+    kind: str  # "cls", "mean", "cls+dist", "attention"
     ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def pooling(self) -> str | None:
+        """Name of the output with the weight of each token, where it depends on the image."""
+        return POOLING if self.kind == "attention" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +306,8 @@ def _contract(data: dict[str, Any]) -> Contract:
     )
     if contract.labels is not None and len(contract.labels) != contract.classes:
         raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
+    if contract.readout is not None and contract.readout.pooling:
+        ((_, _),) = contract.readout.ranges  # one range
     for start, stop in contract.readout.ranges if contract.readout is not None else ():
         if not 0 <= start < stop <= contract.tokens.count:
             raise ValueError(f"readout range {start}..{stop} of {contract.tokens.count} tokens")

@@ -62,6 +62,8 @@ def describe_verification(verification: Mapping[str, Any] | None) -> str:
 def _readout(readout: Readout | None) -> str:
     if readout is None:
         return "none: no token stands for the head"
+    if readout.pooling is not None:
+        return "attention: each token as much as the head's pooling attention says"
     spans = (
         str(start) if stop == start + 1 else f"{start}..{stop - 1}"
         for start, stop in readout.ranges

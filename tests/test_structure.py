@@ -96,6 +96,7 @@ def test_registers_between_the_class_token_and_the_patches(tmp_path: Path) -> No
         ("mean of patches of a split", 1, "mean", ((1, 13),)),
         ("sum of patches", 1, "mean", ((1, 13),)),
         ("average pooling", 0, "mean", ((0, 12),)),
+        ("attention pooling", 1, "attention", ((0, 13),)),
     ],
 )
 def test_what_the_head_reads(
@@ -129,7 +130,6 @@ def test_a_head_that_no_row_stands_for_leaves_features_and_pixels(
         ({"patches": "column by column"}, "column by column; expected row by row"),
         ({"patches": "last patch first"}, "the patch grid was not found; give it"),
         ({"read": "token at the end"}, "make 12 tokens; the attention spans 13"),
-        ({"read": "attention pooling"}, "1 queries and 13 keys"),
         ({"style": "two attentions side by side"}, "run side by side"),
         ({"attention": "head by head"}, "run side by side"),
         ({"attention": "within windows", "prefix": 0}, "within windows or groups"),

@@ -26,8 +26,9 @@ class TorchTaps:
         logits: [B, classes].
         attention: Per layer [B, heads, N, N], what multiplies the value vectors.
         attention_gradient: Per layer, d logit[target] / d attention.
-        features: Input of the last attention, [B, N, D].
+        features: What the last attention projects, [B, N, D].
         features_gradient: d logit[target] / d features.
+        pooling: Attention of a head that pools by it, [B, heads, queries, N].
     """
 
     logits: torch.Tensor
@@ -35,6 +36,7 @@ class TorchTaps:
     attention_gradient: list[torch.Tensor]
     features: torch.Tensor | None
     features_gradient: torch.Tensor | None
+    pooling: torch.Tensor | None
 
 
 def torch_taps(
@@ -64,10 +66,23 @@ def torch_taps(
         attention_gradient=list(gradients[: len(tensors)]),
         features=None if features is None else features.detach(),
         features_gradient=None if features is None else gradients[-1],
+        pooling=None if recorder.pooling is None else recorder.pooling.detach(),
     )
 
 
-_Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, input of the module it is in
+_Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, what it is a projection of
+
+
+@dataclass
+class _Frame:
+    """A module that is running: its input, and that of the first linear layer directly in it."""
+
+    input: torch.Tensor | None
+    projected: torch.Tensor | None = None
+
+    @property
+    def tokens(self) -> torch.Tensor | None:
+        return self.input if self.projected is None else self.projected
 
 
 class _Recorder(TorchFunctionMode):
@@ -82,7 +97,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self._dropped: list[_Found] = []
         self._softmaxed: list[_Found] = []
-        self._inputs: list[torch.Tensor | None] = []
+        self._frames: list[_Frame] = []
+        self.pooling: torch.Tensor | None = None
 
     def found(self) -> list[_Found]:
         return self._dropped or self._softmaxed
@@ -104,13 +120,17 @@ class _Recorder(TorchFunctionMode):
 
     def _enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        self._inputs.append(tensors[0] if tensors else None)
+        given = tensors[0] if tensors else None
+        if isinstance(module, torch.nn.Linear) and self._frames:
+            parent = self._frames[-1]
+            parent.projected = given if parent.projected is None else parent.projected
+        self._frames.append(_Frame(given))
 
     def _leave(self, *_: Any) -> None:
-        self._inputs.pop()
+        self._frames.pop()
 
     def _drop(self, module: Any, args: Any, output: torch.Tensor) -> None:
-        self._dropped.append((output, self._inputs[-2]))
+        self._dropped.append((output, self._frames[-2].tokens))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -118,21 +138,26 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _SOFTMAX:
             result = func(*args, **kwargs)
-            if result.ndim == 4 and result.shape[-1] == result.shape[-2]:
-                self._softmaxed.append((result, self._inputs[-1]))
+            if result.ndim == 4:
+                self._keep(result)
             return result
         if func is F.scaled_dot_product_attention:
             result, attention = _attend(*args, **kwargs)
-            self._softmaxed.append((attention, self._inputs[-1]))
+            self._keep(attention)
             return result
         if func is F.multi_head_attention_forward:
             kwargs = {**kwargs, "need_weights": True, "average_attn_weights": False}
             result, weights = func(*args, **kwargs)
             # `weights` is a view made for the caller; the product used what it is a view of.
-            attention = weights if weights._base is None else weights._base
-            self._softmaxed.append((attention, self._inputs[-1]))
+            self._keep(weights if weights._base is None else weights._base)
             return result, weights
         return func(*args, **kwargs)
+
+    def _keep(self, attention: torch.Tensor) -> None:
+        if attention.shape[-1] == attention.shape[-2]:
+            self._softmaxed.append((attention, self._frames[-1].tokens))
+        else:
+            self.pooling = attention
 
 
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)

@@ -18,6 +18,7 @@ from onnxplain.contract import (
     FEATURES,
     FEATURES_GRADIENT,
     INPUT_RELEVANCE,
+    POOLING,
     Contract,
     attention_gradient_name,
     attention_name,
@@ -158,6 +159,8 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
     if taps.features is not None and taps.features_gradient is not None:
         tensors[FEATURES] = taps.features
         tensors[FEATURES_GRADIENT] = taps.features_gradient
+    if taps.pooling is not None:
+        tensors[POOLING] = taps.pooling
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 

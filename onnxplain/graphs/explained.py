@@ -22,6 +22,7 @@ from onnxplain.contract import (
     INPUT_RELEVANCE_ATTNLRP,
     KEY,
     METHODS,
+    POOLING,
     Contract,
     Readout,
     Source,
@@ -172,7 +173,7 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     for method, needs in METHODS.items():
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
-        if readout is None and not needs.features and not needs.pixels:
+        if readout is None and needs.reads_row:
             reasons[method] = (
                 "the head neither picks one or two tokens nor averages over tokens, so no row of "
                 "the attention stands for it; to choose one, give "
@@ -204,7 +205,12 @@ def _without_rule(found: Structure) -> ir.Node | None:
 def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
     """The contract of a graph that has the outputs of `methods` and no others."""
     count = len(contract.layers)
-    needed = {method: METHODS[method].outputs(count) for method in methods}
+    pooling = contract.readout.pooling if contract.readout is not None else None
+    needed = {
+        method: METHODS[method].outputs(count)
+        + ((pooling,) if pooling and METHODS[method].reads_row else ())
+        for method in methods
+    }
     outputs = {name for names in needed.values() for name in names}
 
     def present(name: str) -> str | None:
@@ -244,6 +250,9 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
         if layer.attention:
             outputs[attention_name(i)] = _canonical(b, b.of(tap.value), tap.layout)
+    if any(POOLING in names for names in contract.methods.values()):
+        assert found.pool is not None
+        outputs[POOLING] = _canonical(b, b.of(found.pool.value), found.pool.layout)
     layouts = {tap.value: tap.layout for tap in found.taps}
     if contract.features:
         assert found.features is not None
@@ -326,6 +335,7 @@ def _order(contract: Contract) -> list[str]:
         *map(attention_gradient_name, layers),
         *map(attention_relevance_name, layers),
         *map(attention_relevance_lrp_name, layers),
+        POOLING,
         FEATURES,
         FEATURES_GRADIENT,
         INPUT_RELEVANCE,

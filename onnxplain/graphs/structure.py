@@ -22,7 +22,10 @@ OPSETS = range(17, 23)
 
 @dataclass(frozen=True)
 class Structure:
-    """What was found. `facts` covers every value of the graph; `classes` counts the logits."""
+    """What was found. `facts` covers every value of the graph; `classes` counts the logits.
+
+    `pool` is the attention by which a head pools the tokens of the last layer.
+    """
 
     image: ir.Value
     logits: ir.Value
@@ -35,6 +38,7 @@ class Structure:
     grid: tuple[int, int] | None
     readout: Readout | None
     facts: dict[ir.Value, Facts]
+    pool: Tap | None = None
 
 
 def analyse(model: ir.Model, logits: str | None = None) -> Structure:
@@ -59,7 +63,7 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     live &= sources(found_logits)
     _check_precision(facts, live)
     images = trace(graph, facts, image, Place(0, volume([batch])))
-    taps = find_taps(graph, facts, live, images)
+    taps, pool = _pooled(find_taps(graph, facts, live, images))
     _check_layers(graph, taps)
     features = find_features(taps[-1], facts, live, images)
     if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
@@ -78,9 +82,17 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
         features=features,
         prefix=found[0] if found else None,
         grid=found[1] if found else None,
-        readout=find_readout(graph, facts, taps[-1], found_logits),
+        readout=find_readout(graph, facts, taps[-1], pool, found_logits),
         facts=facts,
+        pool=pool,
     )
+
+
+def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:
+    """The layers, and the attention of a head that pools: few queries, many tokens."""
+    if len(taps) > 1 and taps[-1].queries < taps[-1].keys <= taps[-2].queries:
+        return taps[:-1], taps[-1]
+    return taps, None
 
 
 def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:

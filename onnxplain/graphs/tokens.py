@@ -14,6 +14,12 @@ from onnxplain.graphs.taps import Tap, sources
 
 __all__ = ["find_readout", "find_tokens", "prefix_names"]
 
+KINDS = {
+    ("attention",): "attention",
+    ("mean",): "mean",
+    ("token",): "cls",
+    ("token", "token"): "cls+dist",
+}
 SPATIAL = PER_IMAGE | {"Pad"}  # from a picture [batch, channels, rows, columns] to another
 
 
@@ -171,14 +177,21 @@ def _axis(node: ir.Node, shape: Shape) -> int:
 
 
 def find_readout(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], tap: Tap, logits: ir.Value
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    tap: Tap,
+    pool: Tap | None,
+    logits: ir.Value,
 ) -> Readout | None:
     """How the head reads the tokens which the last attention writes.
 
-    The token axis is followed from the attention to where nodes pick tokens or average over them.
-    None where the head does neither, or both.
+    The token axis is followed from the attention to where nodes pick tokens or average over them,
+    or to the product of the pooling attention `pool` with its values. None where the head does
+    nothing of the kind, or several of these.
     """
     leading = sources(logits)
+    if pool is not None:  # its keys are tokens too, but lead to the weights, not to what is read
+        leading -= sources(pool.value) - sources(pool.values)
     reads: set[tuple[str, int, int]] = set()
     # Where the tokens lie, and the first of them.
     reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), 0)}
@@ -188,6 +201,9 @@ def find_readout(
             if not outputs or source is None or source not in reached or node.op_type == "Shape":
                 continue
             place, first = reached[source]
+            if pool is not None and node is pool.product:
+                reads.add(("attention", first, first + place.count))
+                continue
             found = follow(node, source, place, facts)
             parts = [(v, lower, upper) for v, lower, upper in _cuts(node, source, place, facts)]
             if found is not None:
@@ -209,9 +225,7 @@ def find_readout(
                     reads.add(("token", start, start + 1))
                 elif reached.setdefault(output, (where, start)) != (where, start):
                     return None
-    kind = {("token",): "cls", ("token", "token"): "cls+dist", ("mean",): "mean"}.get(
-        tuple(kind for kind, _, _ in sorted(reads))
-    )
+    kind = KINDS.get(tuple(kind for kind, _, _ in sorted(reads)))
     if kind is None:
         return None
     return Readout(kind=kind, ranges=tuple(sorted((first, last) for _, first, last in reads)))

@@ -13,7 +13,7 @@ from onnxplain.contract import ALIASES, METHODS, Contract
 from onnxplain.errors import ContractError, InputError
 from onnxplain.runtime import methods
 
-__all__ = ["check_options", "choose", "compute", "served", "sources"]
+__all__ = ["check_options", "choose", "compute", "reads", "served"]
 
 _BEST_FIRST = (
     "transformer_attribution",
@@ -63,7 +63,7 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
     """For each array argument of the method, the outputs that make it up."""
     needs = METHODS[method]
     span = {"all": contract.layers, "last": contract.layers[-1:], "none": ()}
-    if contract.readout is None and not (needs.features or needs.pixels):
+    if contract.readout is None and needs.reads_row:
         raise ContractError(
             f"the contract offers {method!r} without a readout; make the file again"
         )
@@ -85,6 +85,18 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
     return found
 
 
+def reads(method: str, contract: Contract) -> list[str]:
+    """All outputs that the method's map is made of."""
+    names = [name for group in sources(method, contract) for name in group]
+    pooling = _pooling(method, contract)
+    return names if pooling is None else [*names, pooling]
+
+
+def _pooling(method: str, contract: Contract) -> str | None:
+    readout = contract.readout
+    return readout.pooling if readout is not None and METHODS[method].reads_row else None
+
+
 def compute(
     method: str,
     values: Mapping[str, NDArray[Any]],
@@ -95,7 +107,7 @@ def compute(
 
     Args:
         method: One that the model serves.
-        values: The outputs of `sources`, by name.
+        values: The outputs that `reads` names, by name.
         contract: The model's contract.
         options: The method's own options.
 
@@ -106,7 +118,7 @@ def compute(
     groups = [[values[name] for name in group] for group in sources(method, contract)]
     count = len(groups[0][0])
     finite = np.ones(count, np.bool_)
-    for array in (array for group in groups for array in group):
+    for array in (values[name] for name in reads(method, contract)):
         finite &= np.isfinite(array).reshape(count, -1).all(axis=1)
     needs = METHODS[method]
     size = contract.input.size if needs.pixels else contract.tokens.grid
@@ -118,10 +130,15 @@ def compute(
     arguments: list[Any] = list(groups)
     if needs.features or needs.pixels:
         arguments = [g[0] for g in groups]
+    readout: Any = None if contract.readout is None else contract.readout.ranges
+    if (pooling := _pooling(method, contract)) is not None:
+        weights = values[pooling][finite].mean(axis=(1, 2))
+        ((start, stop),) = readout
+        readout = np.pad(weights, ((0, 0), (start, contract.tokens.count - stop)))
     layout = {
         "prefix_tokens": len(contract.tokens.prefix),
         "grid": contract.tokens.grid,
-        "readout": None if contract.readout is None else contract.readout.ranges,
+        "readout": readout,
     }
     function = _function(method)
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}

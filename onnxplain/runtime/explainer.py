@@ -237,7 +237,7 @@ class Explainer:
         names = [dispatch.choose(m, contract) for m in (methods or self.methods)]
         batch = prepare(images, contract.input)
         classes = class_indices(target, len(batch), contract)
-        outputs = {o for name in names for group in dispatch.sources(name, contract) for o in group}
+        outputs = {output for name in names for output in dispatch.reads(name, contract)}
         values = self._model.run(np.stack([pixels for pixels, _ in batch]), classes, outputs)
         for name in names:
             grid = dispatch.compute(name, values, contract, {})
@@ -251,7 +251,7 @@ class Explainer:
         options: dict[str, Any],
     ) -> Explanation:
         contract = self.contract
-        outputs = [name for group in dispatch.sources(method, contract) for name in group]
+        outputs = dispatch.reads(method, contract)
         grids, logits = [], []
         for start in range(0, len(batch), _IMAGES_PER_RUN):
             part = slice(start, start + _IMAGES_PER_RUN)

@@ -9,7 +9,8 @@ costs one vector-matrix product. All functions share these arguments:
 - prefix_tokens: how many tokens stand before the patches (class token, registers).
 - grid: (h, w) of the patches, row by row; None where their count is a perfect square.
 - readout: half-open (start, stop) ranges of the token positions whose mean the head reads, or a
-  weight per token, [N]. None reads token 0, or the mean of the patches where prefix_tokens is 0.
+  weight per token, [N], or per image and token, float [B, N], as the attention of a pooling head.
+  None reads token 0, or the mean of the patches where prefix_tokens is 0.
 
 They return [B, h, w] (or [h, w]) in the precision they were given: float64 for float64, else
 float32. They raise `InputError` for arrays that are not finite or do not fit together.
@@ -228,6 +229,7 @@ def attention_gradcam(
         _layers(list(attention)[-1:], "attention"), _layers(list(gradient)[-1:], "gradient")
     )
     row = _readout_row(readout, prefix_tokens, last)
+    row = row[..., None, :, :]  # the same for every head
     patches = slice(prefix_tokens, None)
     weights = (row @ last_gradient)[..., 0, patches].mean(axis=-1)
     heads = (row @ last)[..., 0, :]
@@ -323,7 +325,7 @@ def _down_to(start_layer: Any, layers: int) -> range:
 
 
 def _readout_row(readout: Readout, prefix_tokens: int, layer: Array) -> Array:
-    """Weight of each token in what the head reads, [1, N]."""
+    """Weight of each token in what the head reads, [1, N] or [B, 1, N]."""
     tokens = layer.shape[-1]
     _patches(tokens, prefix_tokens)
     if readout is None:
@@ -331,10 +333,13 @@ def _readout_row(readout: Readout, prefix_tokens: int, layer: Array) -> Array:
     given = np.asarray(readout)
     if given.ndim == 1 and given.shape == (tokens,) and np.isfinite(given).all():
         return given.astype(layer.dtype)[None]
+    if given.dtype.kind == "f" and given.shape == (*layer.shape[:-3], tokens):
+        return _floating(given, "readout").astype(layer.dtype)[:, None]
     row = np.zeros((1, tokens), layer.dtype)
     if given.ndim != 2 or given.shape[1] != 2 or not len(given):
         raise InputError(
-            f"readout has shape {given.shape}, expected (start, stop) ranges or {tokens} weights"
+            f"readout has shape {given.shape}, expected (start, stop) ranges or {tokens} weights, "
+            "for all images or for each"
         )
     for start, stop in given.tolist():
         if not 0 <= start < stop <= tokens:
