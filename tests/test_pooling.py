@@ -1,4 +1,4 @@
-"""Heads that pool by attention, and blocks that compute attention and MLP side by side."""
+"""Heads that pool by attention, and blocks that are not one attention before one MLP."""
 
 from __future__ import annotations
 
@@ -155,9 +155,18 @@ def test_what_the_head_does_not_do_cannot_be_said(model: tuple[Any, Path], tmp_p
         Contract.from_json(json.dumps(damaged))
 
 
-@pytest.mark.parametrize("name", ["vit_pwee_patch16_reg1_gap_256", "vit_base_patch16_xp_224"])
-def test_attention_beside_the_mlp(name: str, tmp_path: Path) -> None:
-    """The tokens that enter the attention are what the norm puts out, not what enters the block."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The attention beside the MLP: what enters it is what the norm puts out, not the block.
+        "vit_pwee_patch16_reg1_gap_256",
+        "vit_base_patch16_xp_224",
+        # Differential attention: the values are multiplied by a difference of two softmaxes.
+        "vit_dwee_patch16_reg1_gap_256",
+        "vit_dpwee_patch16_reg1_gap_256",
+    ],
+)
+def test_other_blocks(name: str, tmp_path: Path) -> None:
     size: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
     report = ox.export(stir(timm.create_model(name, **size)), tmp_path / "vit.onnx")
     assert report.methods == tuple(METHODS)

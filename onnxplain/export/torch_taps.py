@@ -88,7 +88,7 @@ class _Frame:
 class _Recorder(TorchFunctionMode):
     """Catches attention tensors: what `attn_drop` returns, or else the result of a softmax.
 
-    timm passes the finished attention through a submodule `attn_drop` in every one of its classes.
+    timm passes the attention through a submodule `attn_drop` in every one of its classes.
     Elsewhere the last step before the product with the values is a softmax, or hidden in one of
     torch's two fused functions, which are then computed step by step.
     """
@@ -98,6 +98,7 @@ class _Recorder(TorchFunctionMode):
         self._dropped: list[_Found] = []
         self._softmaxed: list[_Found] = []
         self._frames: list[_Frame] = []
+        self._open = False  # whether the last attention has not met its values yet
         self.pooling: torch.Tensor | None = None
 
     def found(self) -> list[_Found]:
@@ -131,6 +132,7 @@ class _Recorder(TorchFunctionMode):
 
     def _drop(self, module: Any, args: Any, output: torch.Tensor) -> None:
         self._dropped.append((output, self._frames[-2].tokens))
+        self._open = True
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -141,6 +143,12 @@ class _Recorder(TorchFunctionMode):
             if result.ndim == 4:
                 self._keep(result)
             return result
+        if func in _MATMUL and self._open:
+            # Differential attention subtracts heads from each other behind `attn_drop`.
+            last, tokens = self._dropped[-1]
+            if args[0].ndim == last.ndim and args[0].shape[-2:] == last.shape[-2:]:
+                self._dropped[-1] = args[0], tokens
+                self._open = False
         if func is F.scaled_dot_product_attention:
             result, attention = _attend(*args, **kwargs)
             self._keep(attention)
@@ -160,6 +168,7 @@ class _Recorder(TorchFunctionMode):
             self.pooling = attention
 
 
+_MATMUL = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 
 

@@ -14,10 +14,11 @@ from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 __all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps", "sources"]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
-# renormalisation, and the head mixing of talking heads.
+# renormalisation, the head mixing of talking heads, the difference of two heads.
 PASSED = frozenset(
-    {"Add", "BatchNormalization", "Cast", "Conv", "Div", "Dropout", "Einsum", "Expand", "Identity"}
-    | {"MatMul", "Mul", "Reshape", "Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"}
+    {"Add", "BatchNormalization", "Cast", "Conv", "Div", "Dropout", "Einsum", "Expand", "Gather"}
+    | {"Identity", "MatMul", "Mul", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose"}
+    | {"Unsqueeze", "Where"}
 )
 LINEAR = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
 # What may stand between the tokens and their projection without changing them.
