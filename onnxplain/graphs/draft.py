@@ -140,6 +140,12 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     except (TypeError, ValueError):
         raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
     tokens = _made(Tokens, {**fields, "grid": (rows, columns)})
+    if not found.taps:
+        if tokens.grid != found.grid:
+            raise UnsupportedModelError(
+                f"a {rows}x{columns} grid was given; the last feature map is {found.grid}"
+            )
+        return dataclasses.replace(tokens, prefix=())  # whatever goes before, the map has none
     if tokens.count != found.taps[0].keys:
         raise UnsupportedModelError(
             f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "

@@ -169,6 +169,13 @@ def _methods(
 def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     """Methods that are not defined for the model, each with the reason."""
     reasons: dict[str, str] = {}
+    if found.no_attention is not None:
+        pixels = "its rules are those of transformers with attention of every token to every token"
+        return {
+            method: pixels if needs.pixels else found.no_attention
+            for method, needs in METHODS.items()
+            if not needs.features
+        }
     for method, needs in METHODS.items():
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
@@ -257,6 +264,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
             arrived = walk(b, {found.logits: seed}, taps.values(), rules)
         except UnsupportedOperatorError as error:
             others = [method for method, needs in METHODS.items() if not needs.class_specific]
+            if not found.taps:
+                raise
             raise UnsupportedOperatorError(
                 f"{error}; without gradients there are the methods {', '.join(others)}"
             ) from None
