@@ -21,6 +21,11 @@ from onnxplain.graphs.shapes import Facts
 
 __all__ = ["COLUMN", "IMAGE", "OTHER", "ROW", "Axes", "Axis", "Digit", "count", "positions"]
 
+NORMALISATIONS = frozenset(
+    {"GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization"}
+    | {"LogSoftmax", "Softmax"}
+)
+
 IMAGE, ROW, COLUMN, OTHER = "image", "row", "column", "other"
 
 
@@ -113,9 +118,12 @@ def _agreed(candidates: Iterable[Axis], size: int) -> Axis:
 def _resampled(
     node: ir.Node, axis: Axis, size: int, number: int, facts: dict[ir.Value, Facts]
 ) -> list[Axis]:
-    """Rows or columns after convolution, pooling, padding, or taking every n-th of them."""
+    """An axis after a node that mixes its positions and leaves them in order: normalisation,
+    convolution, pooling, padding, or taking every n-th of them."""
     source = node.inputs[0]
     assert source is not None
+    if node.domain == "" and node.op_type in NORMALISATIONS:
+        return [axis]
     spatial = node.op_type in PER_IMAGE and len(facts[source].shape) == 4 and number >= 2
     if node.domain != "" or not axis:
         return []

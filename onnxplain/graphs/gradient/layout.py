@@ -57,6 +57,9 @@ def limit(bound: int) -> int | None:
 @rule("Gather")
 def _(s: Step, g: Grads) -> Results:
     axis = s.integer("axis", 0) % s.input(0).rank
+    index = s.node.inputs[1]
+    if s.input(0).rank == 1 and index is not None and s.b.facts[index].counts:
+        return (s.b.reshape(first(g), s.input(0).shape),)  # torch's way to write a reshape
     indices = s.constant(1)
     assert indices is not None
     back, rank = first(g), s.input(1).rank
