@@ -26,7 +26,7 @@ def operator(*names: str) -> Callable[[Maker], Maker]:
 # Elementwise
 
 
-@operator("Exp", "Tanh", "Sigmoid", "Softplus", "Erf", "Neg", "Identity")
+@operator("Exp", "Tanh", "Sigmoid", "Softplus", "Erf", "Neg", "Identity", "Mish")
 def _(s: Source) -> Case:
     return s.case([s.normal(s.shape(0))])
 
@@ -41,9 +41,22 @@ def _(s: Source) -> Case:
     return s.case([s.nonzero(s.shape(0))])
 
 
-@operator("Relu", "Abs")
+@operator("Relu", "Abs", "Softsign", "Selu")
 def _(s: Source) -> Case:
     return s.case([s.normal(s.shape(0), kinks=[0])])
+
+
+@operator("LeakyRelu", "Elu", "Celu")
+def _(s: Source) -> Case:
+    return s.case([s.normal(s.shape(0), kinks=[0])], alpha=s.choice([None, 0.5, 1.75]))
+
+
+@operator("PRelu")
+def _(s: Source) -> Case:
+    shape = s.shape(0)
+    own = shape[s.integer(0, len(shape)) :]
+    weight = s.normal([1 if s.flag() else d for d in own])
+    return s.case([s.normal(shape, kinks=[0]), weight if s.flag() else Fixed(weight)])
 
 
 @operator("HardSigmoid")
@@ -197,6 +210,38 @@ def _(s: Source) -> Case:
     )
 
 
+# Windows
+
+
+@operator("AveragePool", "MaxPool")
+def _(s: Source) -> Case:
+    spatial = s.integer(1, 2)
+    kernel = [s.integer(1, 3) for _ in range(spatial)]
+    strides = [s.integer(1, 3) for _ in range(spatial)]
+    wide = s.op == "MaxPool" or s.opset >= 19
+    dilations = [s.integer(1, 2) if wide else 1 for _ in range(spatial)]
+    ceil = s.integer(0, 1)
+    pads = [s.integer(0, k // 2) for k in kernel * 2]
+    size = [d * (k - 1) + 1 + s.integer(0, 2) for k, d in zip(kernel, dilations, strict=True)]
+    (x,) = s.apart((s.integer(1, 2), s.integer(1, 2), *size))
+    more = {"count_include_pad": s.choice([None, 0, 1])} if s.op == "AveragePool" else {}
+    outputs = (True, False) if s.op == "MaxPool" and s.flag() else (True,)
+    given = {
+        "kernel_shape": kernel,
+        "strides": strides if strides != [1] * spatial or s.flag() else None,
+        "dilations": dilations if dilations != [1] * spatial or (wide and s.flag()) else None,
+        "pads": pads if any(pads) or s.flag() else None,
+        "ceil_mode": ceil if ceil or s.flag() else None,
+        **more,
+    }
+    return Case(s.op, [x], {k: v for k, v in given.items() if v is not None}, s.opset, outputs)
+
+
+@operator("GlobalMaxPool")
+def _(s: Source) -> Case:
+    return s.case(s.apart(s.shape(3)))
+
+
 # Reductions and normalisations
 
 
@@ -216,6 +261,42 @@ def _(s: Source) -> Case:
     if axis in (-1, len(shape) - 1) and s.flag():
         return s.case([s.normal(shape), Fixed(s.normal(scale)), *bias], epsilon=1e-2)
     return s.case([s.normal(shape), Fixed(s.normal(scale)), *bias], axis=axis, epsilon=1e-2)
+
+
+@operator("InstanceNormalization")
+def _(s: Source) -> Case:
+    shape = s.shape(3)
+    scale, bias = s.normal(shape[1:2]), s.normal(shape[1:2])
+    return s.case([s.normal(shape), Fixed(scale), Fixed(bias)], epsilon=1e-2)
+
+
+@operator("GroupNormalization")
+def _(s: Source) -> Case:
+    groups, size = s.integer(1, 2), s.integer(1, 3)
+    shape = (s.integer(1, 2), groups * size, *s.shape(1, 2))
+    count = groups if s.opset < 21 else groups * size
+    scale, bias = s.normal((count,)), s.normal((count,))
+    return s.case(
+        [s.normal(shape), Fixed(scale), Fixed(bias)], num_groups=groups, epsilon=0.5**7
+    )
+
+
+@operator("ReduceL2")
+def _(s: Source) -> Case:
+    shape = s.shape()
+    axes = s.choice([None, s.axes(len(shape), low=1)])
+    keepdims = s.choice([None, 0, 1])
+    x = s.nonzero(shape)
+    if s.opset < 18:
+        return s.case([x], axes=axes, keepdims=keepdims)
+    return s.case([x] if axes is None else [x, ints(axes)], keepdims=keepdims)
+
+
+@operator("LpNormalization")
+def _(s: Source) -> Case:
+    shape = s.shape()
+    axis = s.choice([None, s.axis(len(shape))])
+    return s.case([s.nonzero(shape)], axis=axis, p=s.choice([None, 1, 2]))
 
 
 @operator("BatchNormalization")
@@ -296,6 +377,15 @@ def _(s: Source) -> Case:
 def _(s: Source) -> Case:
     shape = s.shape()
     return s.case([s.normal(shape)], perm=s.choice([None, *[s.permutation(len(shape))] * 3]))
+
+
+@operator("DepthToSpace", "SpaceToDepth")
+def _(s: Source) -> Case:
+    block, (batch, channels, rows, columns) = s.integer(1, 2), s.shape(4, 4)
+    if s.op == "SpaceToDepth":
+        return s.case([s.normal((batch, channels, rows * block, columns * block))], blocksize=block)
+    x = s.normal((batch, channels * block * block, rows, columns))
+    return s.case([x], blocksize=block, mode=s.choice([None, "DCR", "CRD"]))
 
 
 @operator("Expand")

@@ -45,6 +45,8 @@ PROMISED = """
     Softmax LogSoftmax LayerNormalization ReduceMean ReduceSum ReduceMax MatMul Gemm Einsum
     Transpose Reshape Squeeze Unsqueeze Flatten Expand Slice Split Concat Gather Where Cast Identity
     Dropout Pad Min Max Conv GlobalAveragePool BatchNormalization Sum Mean
+    LeakyRelu Elu Celu Selu Mish PRelu Softsign HardSwish MaxPool AveragePool GlobalMaxPool
+    InstanceNormalization GroupNormalization ReduceL2 LpNormalization DepthToSpace SpaceToDepth
 """
 # The formula holds in float64, but the slope 1/5 or 1/6 of these is an attribute, and so a float32.
 COARSE = {"HardSigmoid": 1e-7, "HardSwish": 1e-7}

@@ -118,6 +118,21 @@ def _(s: Step, g: Grads) -> Results:
     return (result,)
 
 
+@rule("DepthToSpace")
+def _(s: Step, g: Grads) -> Results:
+    b, (batch, _, rows, columns), block = s.b, s.input(0).shape, s.integer("blocksize", 1)
+    if s.text("mode", "DCR") == "DCR":
+        return (b.op("SpaceToDepth", [first(g)], s.input(0).shape, blocksize=block),)
+    apart = b.reshape(first(g), (batch, s.y.shape[1], rows, block, columns, block))
+    return (b.reshape(b.transpose(apart, [0, 1, 3, 5, 2, 4]), s.input(0).shape),)
+
+
+@rule("SpaceToDepth")
+def _(s: Step, g: Grads) -> Results:
+    block = s.integer("blocksize", 1)
+    return (s.b.op("DepthToSpace", [first(g)], s.input(0).shape, blocksize=block),)
+
+
 def length(s: Step, axis: int) -> int:
     size = s.input(0).shape[axis]
     if not isinstance(size, int):
