@@ -42,12 +42,12 @@ MOVES = (
     "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )
 PASSES = (
-    "BatchNormalization", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
+    "BatchNormalization", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
     "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow", "PRelu", "Reciprocal",
     "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
 )
 # Normalisations that the papers say nothing of: no rule.
-UNKNOWN = ("GroupNormalization", "InstanceNormalization", "LpNormalization", "ReduceL2")
+UNKNOWN = ("InstanceNormalization", "LpNormalization", "ReduceL2")
 # fmt: on
 
 Relevances = Sequence[Tensor | None]

@@ -65,12 +65,6 @@ def _(s: Step, g: Grads) -> Results:
     return (s.b.where(right(s), first(g), s.b.mul(first(g), slope)),)
 
 
-@rule("Celu")
-def _(s: Step, g: Grads) -> Results:
-    slope = s.b.add(s.b.div(s.y, s.real("alpha", 1.0)), 1)
-    return (s.b.where(right(s), first(g), s.b.mul(first(g), slope)),)
-
-
 @rule("Selu")
 def _(s: Step, g: Grads) -> Results:
     b, gamma = s.b, s.real("gamma", 1.05070102214813232421875)

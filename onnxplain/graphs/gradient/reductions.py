@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from onnxplain.graphs.builder import Builder, Tensor
-from onnxplain.graphs.gradient.layout import length
 from onnxplain.graphs.gradient.table import (
     Grads,
     Results,
@@ -69,21 +68,15 @@ def statistics(
     return centred, b.unary("Reciprocal", b.unary("Sqrt", variance))
 
 
-@rule("InstanceNormalization", "GroupNormalization")  # LayerNormalization within each group
+@rule("InstanceNormalization")
 def _(s: Step, g: Grads) -> Results:
     b, x = s.b, s.input(0)
     if any(s.wants[1:]):
         raise s.refuse("its scale or bias depends on the attention")
-    channels = length(s, 1)
-    groups = s.integer("num_groups", channels)
-    shape = (x.shape[0], groups, channels // groups, *x.shape[2:])
-    axes = list(range(2, len(shape)))
-    count = s.input(1).shape[0]  # of scales: one for each channel, or before opset 21 each group
-    scale = b.reshape(s.input(1), (groups, 1 if count == groups else channels // groups))
-    scale = b.reshape(scale, (*scale.shape, *(1,) * (x.rank - 2)))
-    gw = b.mul(b.reshape(first(g), shape), scale)
-    centred, r = statistics(b, b.reshape(x, shape), axes, s.real("epsilon", 1e-5))
-    return (b.reshape(unnormalised(b, gw, axes, centred, r), x.shape),)
+    axes = list(range(2, x.rank))
+    gw = b.mul(first(g), b.reshape(s.input(1), (x.shape[1], *(1,) * len(axes))))
+    centred, r = statistics(b, x, axes, s.real("epsilon", 1e-5))
+    return (unnormalised(b, gw, axes, centred, r),)
 
 
 @rule("ReduceL2")  # g x / y; 0 where all x are 0
@@ -93,12 +86,13 @@ def _(s: Step, g: Grads) -> Results:
     return (b.mul(s.input(0), share),)
 
 
-@rule("LpNormalization")  # (g - f sum(g y)) / norm, f = y for p = 2, sign(x) for p = 1
+@rule("LpNormalization")  # (g - y sum(g y)) / norm; 0 where all x are 0
 def _(s: Step, g: Grads) -> Results:
-    b, x, axis, p = s.b, s.input(0), s.integer("axis", -1), s.integer("p", 2)
-    norm = b.reduce(f"ReduceL{p}", x, [axis], keepdims=True)
-    factor = s.y if p == 2 else b.unary("Sign", x)
-    along = b.mul(factor, b.sum(b.mul(first(g), s.y), [axis]))
+    b, axis = s.b, s.integer("axis", -1)
+    if s.integer("p", 2) != 2:
+        raise s.refuse(f"p is {s.integer('p', 2)}; expected 2")
+    norm = b.reduce("ReduceL2", s.input(0), [axis], keepdims=True)
+    along = b.mul(s.y, b.sum(b.mul(first(g), s.y), [axis]))
     result = b.div(b.sub(first(g), along), norm)
     return (where(s, b.compare("Greater", norm, 0), result),)
 
