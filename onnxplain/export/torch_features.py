@@ -22,8 +22,8 @@ class TorchFeatures:
 
     Attributes:
         logits: [B, classes].
-        maps: Every feature map with the grid asked for, the last one first, [B, C, h, w], with
-            d logit[target] / d map; of a tensor whose axes can be read in two ways, both.
+        maps: Every feature map with the grid asked for, [B, C, h, w], with d logit[target] / d map;
+            of a tensor whose axes can be read in two ways, both.
     """
 
     logits: torch.Tensor
@@ -48,7 +48,7 @@ def torch_features(
     with torch.enable_grad():
         with recorder:
             logits = module(pixel_values.detach().clone().requires_grad_())
-        found = list(recorder.found.values())[::-1]
+        found = list(recorder.found.values())
         selected = logits.gather(1, target[:, None]).sum()  # images do not mix: per image
         gradients = torch.autograd.grad(selected, found, allow_unused=True) if found else ()
     maps = [
@@ -65,7 +65,7 @@ class _Recorder(TorchFunctionMode):
 
     def __init__(self, batch: int, grid: tuple[int, int]) -> None:
         super().__init__()
-        self.found: dict[int, torch.Tensor] = {}  # by identity: a change in place comes last again
+        self.found: dict[int, torch.Tensor] = {}  # by identity: some change in place
         self._batch, self._grid = batch, grid
 
     def __torch_function__(
@@ -80,7 +80,6 @@ class _Recorder(TorchFunctionMode):
                 and len(tensor) == self._batch
                 and _readings(tensor.shape, self._grid)
             ):
-                self.found.pop(id(tensor), None)
                 self.found[id(tensor)] = tensor
         return result
 

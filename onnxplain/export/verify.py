@@ -37,8 +37,8 @@ RELEVANCE = ("attention_relevance", INPUT_RELEVANCE)  # what these names begin w
 def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -> dict[str, Any]:
     """Compares the outputs of every file with torch, in batches of 1 and of 3.
 
-    The features of a model without attention layers are compared with the last of the tensors of
-    torch that agrees with them, and their gradient with the gradient of that tensor.
+    The features of a model without attention layers are compared with the nearest of torch's
+    tensors that have their rows and columns, and their gradient with the gradient of that one.
 
     Relevance (`attention_relevance*`, `input_relevance*`) is left out: it is no derivative, so
     torch's autograd has no counterpart.
@@ -71,7 +71,9 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         for feed, expected, maps in runs:
             outputs = dict(zip(names, _run(session, feed, path), strict=True))
             if maps and FEATURES in outputs:
-                expected = {**expected, **_counterpart(outputs[FEATURES], maps)}
+                features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
+                outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
+                expected = {**expected, **_counterpart(features, gradient, maps)}
             for name, found in outputs.items():
                 if name.startswith(RELEVANCE):
                     continue
@@ -138,18 +140,35 @@ def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
                     yield feed, _named(torch_taps(frozen, image, target), contract), []
                 else:
                     found = torch_features(frozen, image, target, contract.tokens.grid)
-                    maps = [(value.numpy(), gradient.numpy()) for value, gradient in found.maps]
+                    pairs = ((value.numpy(), slope.numpy()) for value, slope in found.maps)
+                    maps = [(value, _levelled(value, slope)) for value, slope in pairs]
                     yield feed, {contract.logits: found.logits.numpy()}, maps
 
 
-def _counterpart(features: np.ndarray, maps: _Maps) -> dict[str, np.ndarray]:
-    """The last feature map of torch that agrees with `features`, or else the nearest."""
+def _counterpart(
+    features: np.ndarray, gradient: np.ndarray, maps: _Maps
+) -> dict[str, np.ndarray]:
+    """The feature map of torch that is nearest; of several copies of one, by its gradient too.
 
-    def distance(pair: tuple[np.ndarray, np.ndarray]) -> float:
-        return max(relative_difference(features, pair[0]), TOLERANCE)
+    A model may hold the same tensor again as a part of another, with a part of the gradient.
+    """
 
-    value, gradient = min(maps, key=distance)  # the first of equals, and the last is first
-    return {FEATURES: value, FEATURES_GRADIENT: gradient}
+    def distance(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+        apart = max(relative_difference(features, pair[0]), TOLERANCE)
+        return apart, relative_difference(gradient, pair[1])
+
+    value, slope = min(maps, key=distance)
+    return {FEATURES: value, FEATURES_GRADIENT: slope}
+
+
+def _levelled(features: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """The gradient, evened out in channels that are the same at every position.
+
+    The maximum over such a channel lies anywhere: torch gives its gradient to the first position,
+    our graph may share it out. Grad-CAM reads no more than the mean.
+    """
+    level = np.ptp(features, axis=(2, 3), keepdims=True) == 0
+    return np.where(level, gradient.mean(axis=(2, 3), keepdims=True), gradient)
 
 
 def _noise(batch: int, contract: Contract, generator: torch.Generator) -> torch.Tensor:

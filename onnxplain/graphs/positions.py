@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import onnx_ir as ir
 
@@ -129,27 +130,23 @@ def _resampled(
         return []
     if spatial and math.prod(digit.count for digit in axis) == size:
         return [axis]
+    step = _step(node, number, facts)
+    if step == 0:
+        return [axis]
     if len(axis) > 1 or not axis[0].whole or axis[0].kind == IMAGE:
         return []
-    if spatial or node.op_type == "Pad" or _every_nth(node, axis[0].count, size, number, facts):
-        return [_whole(axis[0].kind, size)]
-    return []
+    every_nth = step > 1 and size == -(-axis[0].count // step)
+    return [_whole(axis[0].kind, size)] if spatial or node.op_type == "Pad" or every_nth else []
 
 
-def _every_nth(
-    node: ir.Node, before: int, after: int, number: int, facts: dict[ir.Value, Facts]
-) -> bool:
-    """Whether a Slice takes every n-th position of an axis, from the first n to the last n."""
-    if node.op_type != "Slice" or len(node.inputs) < 5:
-        return False
-    starts, _, axes, steps = (None if v is None else facts[v].constant for v in node.inputs[1:5])
-    if starts is None or axes is None or steps is None:
-        return False
+def _step(node: ir.Node, number: int, facts: dict[ir.Value, Facts]) -> int:
+    """With which step a Slice goes along an axis: 0 where it leaves it alone, -1 if not known."""
+    bounds = [None if v is None else facts[v].constant for v in node.inputs[1:5]]
+    if node.op_type != "Slice" or len(bounds) < 4 or bounds[2] is None or bounds[3] is None:
+        return -1
     rank = len(facts[node.outputs[0]].shape)
-    for start, axis, step in zip(starts, axes, steps, strict=True):
-        if int(axis) % rank == number and step > 1:
-            return 0 <= start < step and after == len(range(int(start), before, int(step)))
-    return False
+    steps = {int(a) % rank: int(step) for a, step in zip(bounds[2], bounds[3], strict=True)}
+    return steps.get(number, 0)
 
 
 def _regrouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
@@ -171,10 +168,17 @@ def _regrouped(digits: Sequence[Digit], sizes: Sequence[int]) -> Axes:
 
 
 def _joined(axis: Iterable[Digit]) -> Axis:
-    """The axis with neighbours joined that count on where the other ends."""
+    """The axis with neighbours joined that count on where the other ends.
+
+    Rows within rows that are not their parts, as of one window laid over all others, say nothing.
+    """
     joined: list[Digit] = []
     for digit in axis:
         if joined and joined[-1].kind == digit.kind and joined[-1].step == digit.step * digit.count:
             digit = Digit(digit.kind, joined.pop().count * digit.count, digit.step)
         joined.append(digit)
+    for kind in (IMAGE, ROW, COLUMN):
+        nested = sorted((d for d in joined if d.kind == kind), key=lambda d: -d.step)
+        if any(inner.step * inner.count > outer.step for outer, inner in pairwise(nested)):
+            return _other(math.prod(digit.count for digit in joined))
     return tuple(joined)
