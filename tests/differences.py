@@ -376,18 +376,13 @@ def _seen(
     widths = [(pads[i], pads[n + i]) for i in range(n)]
     x = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
     x = np.pad(x, [(0, 0)] * 2 + [(0, extra) for extra in over], constant_values=math.nan)
-    windows = [
-        x[
-            (
-                ...,
-                *(
-                    slice(k * d, k * d + (o - 1) * s + 1, s)
-                    for k, d, o, s in zip(place, dilations, size, strides, strict=True)
-                ),
-            )
-        ]
-        for place in itertools.product(*map(range, kernel))
-    ]
+    windows = []
+    for place in itertools.product(*map(range, kernel)):
+        window = tuple(
+            slice(k * d, k * d + (o - 1) * s + 1, s)
+            for k, d, o, s in zip(place, dilations, size, strides, strict=True)
+        )
+        windows.append(x[(slice(None), slice(None), *window)])
     return np.stack(windows, axis=-1)
 
 

@@ -145,9 +145,7 @@ def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
                     yield feed, {contract.logits: found.logits.numpy()}, maps
 
 
-def _counterpart(
-    features: np.ndarray, gradient: np.ndarray, maps: _Maps
-) -> dict[str, np.ndarray]:
+def _counterpart(features: np.ndarray, gradient: np.ndarray, maps: _Maps) -> dict[str, np.ndarray]:
     """The feature map of torch that is nearest; of several copies of one, by its gradient too.
 
     A model may hold the same tensor again as a part of another, with a part of the gradient.

@@ -49,7 +49,7 @@ def _narrows(graph: ir.Graph, live: set[ir.Value]) -> Iterator[ir.Value]:
     for node in graph:
         if live.isdisjoint(node.outputs):
             continue
-        for value in set(node.inputs) & live:
+        for value in {v for v in node.inputs if v is not None and v in live}:
             uses[value] -= 1
             if not uses[value]:
                 waiting.discard(value)

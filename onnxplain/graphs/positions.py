@@ -52,11 +52,14 @@ Axis = tuple[Digit, ...]  # outermost first; empty for size 1
 Axes = tuple[Axis, ...]
 
 
-def positions(graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value) -> dict[ir.Value, Axes]:
+def positions(
+    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value
+) -> dict[ir.Value, Axes]:
     """The digits of every axis of the image and of every value computed from it.
 
-    Operators that shift, flip or shuffle positions make them OTHER: what is said of rows and columns
-    is right, but may say nothing. After a residual sum the stream that kept its positions counts.
+    Operators that shift, flip or shuffle positions make them OTHER: what is said of rows and
+    columns is right, but may say nothing. After a residual sum the stream that kept its positions
+    counts.
     """
     batch, channels, rows, columns = (volume([size]) for size in facts[image].shape)
     found: dict[ir.Value, Axes] = {

@@ -77,12 +77,15 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     if found is None:
         last = find_feature_map(graph, facts, live, places, image)
         if last is None and no_attention is not None:
-            raise no_attention
+            raise UnsupportedModelError(
+                f"{no_attention}; and no last feature map, for Grad-CAM, that the head reads as a "
+                "whole"
+            )
         # As many positions as keys: it is the tokens whose grid was not found.
         if last is not None and not (taps and math.prod(last[1]) == taps[0].keys):
             no_attention = no_attention or UnsupportedModelError(
                 f"attention {taps[0].value.name} is not over the {math.prod(last[1])} positions; "
-                f"expected attention of every token to every token"
+                "expected attention of every token to every token"
             )
             taps, (features, grid) = [], last
             found = 0, grid

@@ -59,9 +59,7 @@ def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor]:
     return axes, *statistics(b, x, axes, s.real("epsilon", 1e-5))
 
 
-def statistics(
-    b: Builder, x: Tensor, axes: Sequence[int], epsilon: float
-) -> tuple[Tensor, Tensor]:
+def statistics(b: Builder, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
     """x - mean and 1 / deviation over `axes`."""
     centred = b.sub(x, b.mean(x, axes))
     variance = b.add(b.mean(b.mul(centred, centred), axes), epsilon)
