@@ -143,7 +143,7 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     if not found.taps:
         if found.grid is not None and tokens.grid != found.grid:
             raise UnsupportedModelError(
-                f"a {rows}x{columns} grid was given; the last feature map, all that can be explained "
+                f"a {rows}x{columns} grid was given; the last feature map, all that is served "
                 f"here, has {found.grid[0]}x{found.grid[1]} positions"
             )
         return dataclasses.replace(tokens, prefix=())  # a feature map has none

@@ -38,7 +38,7 @@ def find_feature_map(
         found = _feature_map(value, places.get(value, ()))
         if found is not None and value is not image:
             later, earlier = dependents(graph, value) & live, sources(value)
-            return found if _is_head(graph, later, earlier, places) else None
+            return found if _is_head(graph, facts, later, earlier, places) else None
     return None
 
 
@@ -66,7 +66,7 @@ def _feature_map(value: ir.Value, axes: Axes) -> tuple[Features, tuple[int, int]
     for kind in (IMAGE, ROW, COLUMN):
         kinds[kind].sort(key=lambda i: -digits[i].step)
     rows, columns = (_span(digits[i] for i in kinds[kind]) for kind in (ROW, COLUMN))
-    if rows is None or columns is None or rows * columns == 1:
+    if rows is None or columns is None or 1 in (rows, columns):
         return None
     batch = size_of(volume(digits[i].count for i in kinds[IMAGE]))
     channels = volume(digits[i].count for i in kinds[OTHER])
@@ -77,7 +77,7 @@ def _feature_map(value: ir.Value, axes: Axes) -> tuple[Features, tuple[int, int]
 
 def _span(digits: Iterator[Digit]) -> int | None:
     """How many positions the digits, outermost first, count from one end of the picture to the
-    other; None where some are missing. A single position has none."""
+    other; None where some are missing. Of a single position there are none."""
     number = 1
     for digit in digits:
         number *= digit.count
@@ -87,13 +87,17 @@ def _span(digits: Iterator[Digit]) -> int | None:
 
 
 def _is_head(
-    graph: ir.Graph, later: set[ir.Value], earlier: set[ir.Value], places: Mapping[ir.Value, Axes]
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    later: set[ir.Value],
+    earlier: set[ir.Value],
+    places: Mapping[ir.Value, Axes],
 ) -> bool:
     """Whether what follows is small and reads all positions alike."""
     before = after = 0
     for node in graph:
         behind = any(v in later for v in node.inputs) and not later.isdisjoint(node.outputs)
-        if behind and any(_picks(node, v, places) for v in node.inputs[:1] if v is not None):
+        if behind and _picks(node, facts, places):
             return False
         if node.op_type in LINEAR:
             after += behind
@@ -101,10 +105,17 @@ def _is_head(
     return after <= before
 
 
-def _picks(node: ir.Node, value: ir.Value, places: Mapping[ir.Value, Axes]) -> bool:
+def _picks(node: ir.Node, facts: dict[ir.Value, Facts], places: Mapping[ir.Value, Axes]) -> bool:
     """Whether a node takes some positions of the picture and leaves others."""
-    if node.op_type not in ("Gather", "Slice", "Split", "GatherElements", "GatherND"):
+    if node.op_type not in ("Gather", "Slice", "Split") or node.inputs[0] is None:
         return False
-    return count(places.get(node.outputs[0], ()), ROW, COLUMN) < count(
-        places.get(value, ()), ROW, COLUMN
+    before, after = (volume(facts[v].shape) for v in (node.inputs[0], node.outputs[0]))
+    axes, out = places.get(node.inputs[0], ()), facts[node.outputs[0]].shape
+    if node.op_type == "Gather":
+        attribute = node.attributes.get("axis")
+        own = (attribute.as_int() if attribute else 0) % max(len(axes), 1)
+        return after < before and count(axes[own : own + 1], ROW, COLUMN) > 1
+    return any(
+        count([axis], ROW, COLUMN) > 1 and volume([size]) < volume(digit.count for digit in axis)
+        for axis, size in zip(axes, out, strict=False)
     )
