@@ -21,7 +21,6 @@ from PIL import Image
 from timm.models.hiera import Hiera
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
-from timm.models.resnet import BasicBlock, ResNet
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
 from typer.testing import CliRunner
@@ -68,7 +67,7 @@ def maxvit(block: str) -> nn.Module:
 NO_ATTENTION = "no attention found: expected a Softmax"
 FAMILIES = {
     "resnet": Family(
-        lambda: ResNet(BasicBlock, (1, 1, 1, 1), channels=(8, 16, 16, 24), num_classes=7),
+        lambda: timm.create_model("test_resnet", num_classes=7),
         (64, 96),
         (2, 3),
         "global_pool",

@@ -170,14 +170,11 @@ def _methods(
 def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     """Methods that are not defined for the model, each with the reason."""
     reasons: dict[str, str] = {}
-    if found.no_attention is not None:
-        pixels = "its rules are for transformers with attention of every token to every token"
-        return {
-            method: pixels if needs.pixels else found.no_attention
-            for method, needs in METHODS.items()
-            if not needs.features
-        }
+    pixels = "its rules are for transformers with attention of every token to every token"
     for method, needs in METHODS.items():
+        if found.no_attention is not None and not needs.features:
+            reasons[method] = pixels if needs.pixels else found.no_attention
+            continue
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
         if readout is None and not needs.features and not needs.pixels:
