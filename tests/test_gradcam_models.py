@@ -313,8 +313,9 @@ POOLED = "pooled = GlobalAveragePool (maps) tokens = Flatten (pooled) "
 HEAD = "logits = Gemm (tokens, weight)"
 
 
-def by_hand(nodes: str, folder: Path) -> Path:
-    onnx.save(parse(BY_HAND.replace("NODES", nodes)), folder / "plain.onnx")
+def by_hand(nodes: str, folder: Path, batch: str = "batch") -> Path:
+    text = BY_HAND.replace("NODES", nodes).replace("[batch,", f"[{batch},")
+    onnx.save(parse(text), folder / "plain.onnx")
     return folder / "plain.onnx"
 
 
@@ -329,9 +330,10 @@ def by_hand(nodes: str, folder: Path) -> Path:
         "flipped = Slice (maps, back, low, last, back) " + POOLED.replace("maps", "flipped") + HEAD,
     ],
 )
-def test_gradcam_worked_out_by_hand(head: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", ["batch", "1", "2"])
+def test_gradcam_worked_out_by_hand(head: str, batch: str, tmp_path: Path) -> None:
     """Class weights (6, 0) and (-6, 12) over 6 positions: maps relu(F0) and relu(2 F1 - F0)."""
-    ox.instrument(by_hand(head, tmp_path), tmp_path / "explained.onnx")
+    ox.instrument(by_hand(head, tmp_path, batch), tmp_path / "explained.onnx")
     explainer = ox.Explainer(tmp_path / "explained.onnx", device="cpu", threads=1)
     image = np.zeros((1, 3, 2, 3), np.float32)
     image[0, 0] = [[1, -2, 3], [0, 5, 4]]

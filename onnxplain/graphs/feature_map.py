@@ -35,7 +35,7 @@ def find_feature_map(
         positions, whose gradient says nothing of the others.
     """
     for value in reversed(list(_narrows(graph, live))):
-        found = _feature_map(value, places.get(value, ()))
+        found = _feature_map(value, places.get(value, ()), count(places[image], IMAGE))
         if found is not None and value is not image:
             later, earlier = dependents(graph, value) & live, sources(value)
             return found if _is_head(graph, facts, later, earlier, places) else None
@@ -58,7 +58,9 @@ def _narrows(graph: ir.Graph, live: set[ir.Value]) -> Iterator[ir.Value]:
             yield from waiting
 
 
-def _feature_map(value: ir.Value, axes: Axes) -> tuple[Features, tuple[int, int]] | None:
+def _feature_map(
+    value: ir.Value, axes: Axes, images: int
+) -> tuple[Features, tuple[int, int]] | None:
     digits = [digit for axis in axes for digit in axis]
     kinds: dict[str, list[int]] = {IMAGE: [], OTHER: [], ROW: [], COLUMN: []}
     for i, digit in enumerate(digits):
@@ -66,13 +68,15 @@ def _feature_map(value: ir.Value, axes: Axes) -> tuple[Features, tuple[int, int]
     for kind in (IMAGE, ROW, COLUMN):
         kinds[kind].sort(key=lambda i: -digits[i].step)
     rows, columns = (_span(digits[i] for i in kinds[kind]) for kind in (ROW, COLUMN))
-    if rows is None or columns is None or 1 in (rows, columns):
+    if rows is None or columns is None or 1 in (rows, columns) or count(axes, IMAGE) != images:
         return None
-    batch = size_of(volume(digits[i].count for i in kinds[IMAGE]))
     channels = volume(digits[i].count for i in kinds[OTHER])
     split = tuple(size_of(digit.count) for digit in digits)
     perm = tuple(i for kind in kinds.values() for i in kind)
-    return Features(value, Layout(split, perm, (batch, channels, rows, columns))), (rows, columns)
+    return Features(value, Layout(split, perm, (size_of(images), channels, rows, columns))), (
+        rows,
+        columns,
+    )
 
 
 def _span(digits: Iterator[Digit]) -> int | None:
