@@ -29,15 +29,19 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         f"{image.color_order}, mean {_numbers(image.mean)}, std {_numbers(image.std)}",
     )
     rows, columns = tokens.grid
-    prefix = ", ".join(tokens.prefix) or "no prefix tokens"
-    yield "tokens", f"{tokens.count}: {prefix}; then {rows} x {columns} patches, row by row"
-    yield "readout", _readout(contract.readout)
-    heads = sorted({layer.heads for layer in contract.layers})
-    yield (
-        "attention",
-        f"{len(contract.layers)} layers of {' or '.join(map(str, heads))} heads, "
-        f"{', '.join(sorted({layer.kind for layer in contract.layers}))}",
-    )
+    if contract.layers:
+        prefix = ", ".join(tokens.prefix) or "no prefix tokens"
+        yield "tokens", f"{tokens.count}: {prefix}; then {rows} x {columns} patches, row by row"
+        yield "readout", _readout(contract.readout)
+        heads = sorted({layer.heads for layer in contract.layers})
+        yield (
+            "attention",
+            f"{len(contract.layers)} layers of {' or '.join(map(str, heads))} heads, "
+            f"{', '.join(sorted({layer.kind for layer in contract.layers}))}",
+        )
+    else:
+        yield "features", f"{rows} x {columns} positions of the last feature map"
+        yield "attention", "none of every token to every token"
     yield "classes", f"{contract.classes}{_labels(contract)}"
     yield "logits", contract.logits
     yield "target", contract.target or "none: no output depends on the class"

@@ -357,4 +357,87 @@ class ConvTranspose(OpRun):
         return (y[(slice(None), slice(None), *kept)],)
 
 
-EXACT = [Erf, Gelu, Mean, Pad, Conv, ConvTranspose]
+def _seen(
+    x: Array,
+    fill: float,
+    ceil_mode: int,
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    pads: Sequence[int] | None,
+) -> Array:
+    """What each window of a pooling sees, [batch, channels, *windows, positions of the kernel]."""
+    n = len(kernel)
+    pads, strides, dilations = pads or [0] * 2 * n, strides or [1] * n, dilations or [1] * n
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)]
+    room = [x.shape[2 + i] + pads[i] + pads[n + i] - reach[i] for i in range(n)]
+    size = [(-(-r // s) if ceil_mode else r // s) + 1 for r, s in zip(room, strides, strict=True)]
+    over = [max(0, (o - 1) * s - r) for o, s, r in zip(size, strides, room, strict=True)]
+    widths = [(pads[i], pads[n + i]) for i in range(n)]
+    x = np.pad(x, [(0, 0), (0, 0), *widths], constant_values=fill)
+    x = np.pad(x, [(0, 0)] * 2 + [(0, extra) for extra in over], constant_values=math.nan)
+    windows = []
+    for place in itertools.product(*map(range, kernel)):
+        window = tuple(
+            slice(k * d, k * d + (o - 1) * s + 1, s)
+            for k, d, o, s in zip(place, dilations, size, strides, strict=True)
+        )
+        windows.append(x[(slice(None), slice(None), *window)])
+    return np.stack(windows, axis=-1)
+
+
+class AveragePool(OpRun):
+    """By definition; the evaluator's own fails for some paddings."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int = 0,
+        count_include_pad: int = 0,
+        dilations: Sequence[int] | None = None,
+        kernel_shape: Sequence[int] = (),
+        pads: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> tuple[Array]:
+        fill = 0 if count_include_pad else math.nan
+        seen = _seen(x, fill, ceil_mode, kernel_shape, strides, dilations, pads)
+        return (np.nanmean(seen, axis=-1).astype(x.dtype),)
+
+
+class MaxPool(OpRun):
+    """By definition, with the place of each maximum among all elements of x."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: Array,
+        auto_pad: str | None = None,
+        ceil_mode: int = 0,
+        dilations: Sequence[int] | None = None,
+        kernel_shape: Sequence[int] = (),
+        pads: Sequence[int] | None = None,
+        storage_order: int = 0,
+        strides: Sequence[int] | None = None,
+    ) -> tuple[Array, ...]:
+        windows = (kernel_shape, strides, dilations, pads)
+        seen = _seen(x, math.nan, ceil_mode, *windows)
+        places = _seen(np.arange(x.size).reshape(x.shape) + 0.0, math.nan, ceil_mode, *windows)
+        best = np.nanargmax(seen, axis=-1)[..., None]
+        y, index = (np.take_along_axis(a, best, -1)[..., 0] for a in (seen, places))
+        return (y.astype(x.dtype), index.astype(np.int64))[: len(self.onnx_node.output)]
+
+
+class GlobalMaxPool(OpRun):
+    """Of any rank; the evaluator's own drops axes."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+EXACT = [Erf, Gelu, Mean, Pad, Conv, ConvTranspose, AveragePool, MaxPool, GlobalMaxPool]

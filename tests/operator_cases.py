@@ -26,7 +26,7 @@ def operator(*names: str) -> Callable[[Maker], Maker]:
 # Elementwise
 
 
-@operator("Exp", "Tanh", "Sigmoid", "Softplus", "Erf", "Neg", "Identity")
+@operator("Exp", "Tanh", "Sigmoid", "Softplus", "Erf", "Neg", "Identity", "Mish")
 def _(s: Source) -> Case:
     return s.case([s.normal(s.shape(0))])
 
@@ -41,9 +41,27 @@ def _(s: Source) -> Case:
     return s.case([s.nonzero(s.shape(0))])
 
 
-@operator("Relu", "Abs")
+@operator("Relu", "Abs", "Selu")
 def _(s: Source) -> Case:
     return s.case([s.normal(s.shape(0), kinks=[0])])
+
+
+@operator("Softsign")
+def _(s: Source) -> Case:
+    return s.case([s.normal(s.shape(), kinks=[0])])
+
+
+@operator("LeakyRelu", "Elu")
+def _(s: Source) -> Case:
+    return s.case([s.normal(s.shape(0), kinks=[0])], alpha=s.choice([None, 0.5, 1.75]))
+
+
+@operator("PRelu")
+def _(s: Source) -> Case:
+    shape = s.shape(0)
+    own = shape[s.integer(0, len(shape)) :]
+    weight = s.normal([1 if s.flag() else d for d in own])
+    return s.case([s.normal(shape, kinks=[0]), weight if s.flag() else Fixed(weight)])
 
 
 @operator("HardSigmoid")
@@ -197,6 +215,45 @@ def _(s: Source) -> Case:
     )
 
 
+# Windows
+
+
+@operator("AveragePool", "MaxPool")
+def _(s: Source) -> Case:
+    spatial = s.integer(1, 2)
+    kernel = [s.integer(1, 3) for _ in range(spatial)]
+    strides = [s.integer(1, 3) for _ in range(spatial)]
+    wide = s.op == "MaxPool" or s.opset >= 19
+    dilations = [s.integer(1, 2) if wide else 1 for _ in range(spatial)]
+    pads = [s.integer(0, k // 2) for k in kernel * 2]
+    size = [d * (k - 1) + 1 + s.integer(0, 2) for k, d in zip(kernel, dilations, strict=True)]
+    # Runtimes differ in whether a last window that lies in the padding alone is one.
+    spare = [size[i] + pads[i] + pads[spatial + i] for i in range(spatial)]
+    windows = [
+        -(-(n - d * (k - 1) - 1) // step) + 1
+        for n, d, k, step in zip(spare, dilations, kernel, strides, strict=True)
+    ]
+    inside = all((windows[i] - 1) * strides[i] < size[i] + pads[i] for i in range(spatial))
+    attributes = {
+        "kernel_shape": kernel,
+        "strides": strides if strides != [1] * spatial or s.flag() else None,
+        "dilations": dilations if dilations != [1] * spatial else None,
+        "pads": pads if any(pads) or s.flag() else None,
+        "ceil_mode": s.choice([None, 0, 1]) if inside else None,
+    }
+    if s.op == "AveragePool":
+        attributes["count_include_pad"] = s.choice([None, 0, 1])
+    given = {k: v for k, v in attributes.items() if v is not None}
+    (x,) = s.apart((s.integer(1, 2), s.integer(1, 2), *size))
+    outputs = (True, False) if s.op == "MaxPool" and s.flag() else (True,)
+    return Case(s.op, [x], given, s.opset, outputs)
+
+
+@operator("GlobalMaxPool")
+def _(s: Source) -> Case:
+    return s.case(s.apart(s.shape(3)))
+
+
 # Reductions and normalisations
 
 
@@ -216,6 +273,31 @@ def _(s: Source) -> Case:
     if axis in (-1, len(shape) - 1) and s.flag():
         return s.case([s.normal(shape), Fixed(s.normal(scale)), *bias], epsilon=1e-2)
     return s.case([s.normal(shape), Fixed(s.normal(scale)), *bias], axis=axis, epsilon=1e-2)
+
+
+@operator("InstanceNormalization")
+def _(s: Source) -> Case:
+    shape = s.shape(3)
+    scale, bias = s.normal(shape[1:2]), s.normal(shape[1:2])
+    return s.case([s.normal(shape), Fixed(scale), Fixed(bias)], epsilon=1e-2)
+
+
+@operator("ReduceL2")
+def _(s: Source) -> Case:
+    shape = s.shape()
+    axes = s.choice([None, s.axes(len(shape), low=1)])
+    keepdims = s.choice([None, 0, 1])
+    x = s.nonzero(shape)
+    if s.opset < 18:
+        return s.case([x], axes=axes, keepdims=keepdims)
+    return s.case([x] if axes is None else [x, ints(axes)], keepdims=keepdims)
+
+
+@operator("LpNormalization")
+def _(s: Source) -> Case:
+    shape = s.shape()
+    axis = s.choice([None, s.axis(len(shape))])
+    return s.case([s.nonzero(shape)], axis=axis, p=s.choice([None, 2]))
 
 
 @operator("BatchNormalization")
@@ -296,6 +378,15 @@ def _(s: Source) -> Case:
 def _(s: Source) -> Case:
     shape = s.shape()
     return s.case([s.normal(shape)], perm=s.choice([None, *[s.permutation(len(shape))] * 3]))
+
+
+@operator("DepthToSpace", "SpaceToDepth")
+def _(s: Source) -> Case:
+    block, (batch, channels, rows, columns) = s.integer(1, 2), s.shape(4, 4)
+    if s.op == "SpaceToDepth":
+        return s.case([s.normal((batch, channels, rows * block, columns * block))], blocksize=block)
+    x = s.normal((batch, channels * block * block, rows, columns))
+    return s.case([x], blocksize=block, mode=s.choice([None, "DCR", "CRD"]))
 
 
 @operator("Expand")

@@ -15,7 +15,7 @@ Inputs = list[Array | Fixed | None]
 T = TypeVar("T")
 Draw = Callable[[st.SearchStrategy[T]], T]
 
-SINCE = {"Gelu": 20}  # first opset, where it is later than 17
+SINCE = {"Gelu": 20, "Mish": 18}  # first opset, where it is later than 17
 LARGEST = 16  # elements of one operand: finite differences cost four runs for each
 
 

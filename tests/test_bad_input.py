@@ -53,13 +53,13 @@ def cat(tmp_path: Path) -> Path:
 
 
 def convolution() -> onnx.ModelProto:
-    """A classifier without any attention."""
-    weight = numpy_helper.from_array(np.ones((5, 3, 8, 8), np.float32), "weight")
+    """A classifier without any attention, or positions that could be shown."""
+    weight = numpy_helper.from_array(np.ones((5, 3, 32, 32), np.float32), "weight")
     axes = numpy_helper.from_array(np.array([2, 3]), "axes")
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [
-            helper.make_node("Conv", ["pixel_values", "weight"], ["maps"], strides=[8, 8]),
+            helper.make_node("Conv", ["pixel_values", "weight"], ["maps"]),
             helper.make_node("ReduceMean", ["maps", "axes"], ["logits"], keepdims=0),
         ],
         "convolution",

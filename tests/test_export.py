@@ -210,9 +210,9 @@ def test_unknown_method(module: Any, tmp_path: Path) -> None:
         ox.export(module, tmp_path / "x.onnx", methods=["rollouts"])
 
 
-def test_convolutional_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ox.UnsupportedModelError, match="attention"):
-        ox.export("resnet10t", tmp_path / "x.onnx", image_size=None)
+def test_attention_of_a_convolutional_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ox.UnsupportedModelError, match=r"rollout is not .*: no attention found"):
+        ox.export("resnet10t", tmp_path / "x.onnx", methods=["rollout"])
     assert not list(tmp_path.iterdir())
 
 

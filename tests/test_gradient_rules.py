@@ -45,6 +45,8 @@ PROMISED = """
     Softmax LogSoftmax LayerNormalization ReduceMean ReduceSum ReduceMax MatMul Gemm Einsum
     Transpose Reshape Squeeze Unsqueeze Flatten Expand Slice Split Concat Gather Where Cast Identity
     Dropout Pad Min Max Conv GlobalAveragePool BatchNormalization Sum Mean
+    LeakyRelu Elu Selu Mish PRelu Softsign HardSwish MaxPool AveragePool GlobalMaxPool
+    InstanceNormalization ReduceL2 LpNormalization DepthToSpace SpaceToDepth
 """
 # The formula holds in float64, but the slope 1/5 or 1/6 of these is an attribute, and so a float32.
 COARSE = {"HardSigmoid": 1e-7, "HardSwish": 1e-7}
@@ -147,6 +149,9 @@ def random_seeds(
 
 TIES = {  # at a kink: 0 where torch gives 0, even shares where several are the largest
     "y = Relu(x)": ([-1, 0, 2], [0, 0, 1]),
+    "y = LeakyRelu <alpha = 0.5> (x)": ([-1, 0, 2], [0.5, 0.5, 1]),
+    "y = PRelu(x, two)": ([-1, 0, 2], [2, 2, 1]),
+    "y = ReduceL2(x)": ([0, 0], [0, 0]),
     "y = Abs(x)": ([-1, 0, 2], [-1, 0, 1]),
     "y = Clip(x, low, high)": ([-2, -1, 0, 1, 2], [0, 1, 1, 1, 0]),
     "y = HardSigmoid <alpha = 0.5, beta = 0.5> (x)": ([-1, 0, 1], [0, 0.5, 0]),
@@ -183,6 +188,8 @@ REFUSED = {
     'y = Einsum <equation = "bcjj->bc"> (x)': "or diagonal",
     'y = Einsum <equation = "bcij"> (x)': "expected an explicit result",
     'y = Conv <auto_pad = "SAME_UPPER"> (x, kernel)': "auto_pad",
+    "y = LpNormalization <axis = 1, p = 1> (x)": "p is 1",
+    "y = MaxPool <kernel_shape = [2, 2], storage_order = 1> (x)": "storage_order 1",
     'y = Pad <mode = "edge"> (x, pads)': "its mode repeats elements",
     "y, m, v = BatchNormalization <training_mode = 1> (x, c, c, c, c)": "training mode",
     "y = Dropout(x, half, yes)": "training mode",

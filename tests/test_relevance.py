@@ -245,7 +245,7 @@ def test_what_has_no_rule_below_the_attention_costs_only_pixel_methods(
 ) -> None:
     model = wide.clone()
     image = model.graph.inputs[0]
-    pool = ir.node("MaxPool", [image], {"kernel_shape": [1, 1]}, name="pool")
+    pool = ir.node("LpPool", [image], {"kernel_shape": [1, 1]}, name="pool")
     pool.outputs[0].name = "pooled"
     first = next(node for node in model.graph if node.op_type == "Conv")
     model.graph.insert_before(first, pool)
@@ -253,7 +253,7 @@ def test_what_has_no_rule_below_the_attention_costs_only_pixel_methods(
     report = ox.instrument(model, tmp_path / "vit.onnx")
     assert report.methods == tuple(m for m in METHODS if m not in ("lrp", "attnlrp"))
     with pytest.raises(
-        ox.UnsupportedModelError, match=r"lrp is not defined .*: node pool: .*MaxPool"
+        ox.UnsupportedModelError, match=r"lrp is not defined .*: node pool: .*LpPool"
     ):
         ox.instrument(model, tmp_path / "lrp.onnx", methods=["lrp"])
 

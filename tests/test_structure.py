@@ -132,7 +132,7 @@ def test_a_head_that_no_row_stands_for_leaves_features_and_pixels(
         ({"read": "token at the end"}, "make 12 tokens; the attention spans 13"),
         ({"style": "two attentions side by side"}, "run side by side"),
         ({"attention": "head by head"}, "run side by side"),
-        ({"attention": "within windows", "prefix": 0}, "within windows or groups"),
+        ({"attention": "within windows", "prefix": 0}, "is over windows of 4 of the 12 positions"),
         (
             {"attention": "within windows, in one axis with the heads", "prefix": 0},
             "attention within windows",

@@ -37,7 +37,10 @@ def export(
     gamma: float = 0.0,
     **model_kwargs: Any,
 ) -> Report:
-    """Exports a vision transformer to ONNX files that explain themselves.
+    """Exports an image classifier to ONNX files that explain themselves.
+
+    A vision transformer with global attention is served with every method, another network with
+    Grad-CAM on its last feature map.
 
     Nothing appears at `path` before the result is complete and verified, and two exports of the
     same model are the same bytes.
@@ -70,7 +73,7 @@ def export(
     Raises:
         InputError: An argument is wrong: unknown name, method, label count, path.
         ModelError: The checkpoint does not fit, or torch cannot export the model.
-        UnsupportedModelError: Not a vision transformer that can be explained.
+        UnsupportedModelError: Not a model, or not a method on it, that can be explained.
         VerificationError: The result differs from torch by more than 1e-4 of the largest value.
         MissingDependencyError: The extra `export` is not installed.
     """

@@ -61,10 +61,15 @@ def _create(
         close = difflib.get_close_matches(architecture, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() names them all"
         raise InputError(f"timm has no model {name!r}; {hint}")
-    if image_size is not None:
-        model_kwargs["img_size"] = image_size
     try:
-        return timm.create_model(name, **model_kwargs)
+        if image_size is None:
+            return timm.create_model(name, **model_kwargs)
+        try:
+            return timm.create_model(name, img_size=image_size, **model_kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument 'img_size'" not in str(error):
+                raise
+            return timm.create_model(name, **model_kwargs)  # it takes pictures of any size
     except Exception as error:  # constructors, configurations and downloads raise anything
         kind = ModelError if remote or model_kwargs.get("pretrained") else InputError
         raise kind(f"timm cannot build {name}: {one_line(error)}") from error

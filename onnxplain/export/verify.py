@@ -25,6 +25,7 @@ from onnxplain.contract import (
 )
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.export.plain import inference_form, one_line
+from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import TorchTaps, torch_taps
 
 __all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
@@ -36,6 +37,9 @@ RELEVANCE = ("attention_relevance", INPUT_RELEVANCE)  # what these names begin w
 
 def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -> dict[str, Any]:
     """Compares the outputs of every file with torch, in batches of 1 and of 3.
+
+    The features of a model without attention layers are compared with the nearest of torch's
+    tensors that have their rows and columns, and their gradient with the gradient of that one.
 
     Relevance (`attention_relevance*`, `input_relevance*`) is left out: it is no derivative, so
     torch's autograd has no counterpart.
@@ -65,8 +69,13 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
     for path in files:
         session = _open(path)
         names = [v.name for v in session.get_outputs()]
-        for feed, expected in runs:
-            for name, found in zip(names, _run(session, feed, path), strict=True):
+        for feed, expected, maps in runs:
+            outputs = dict(zip(names, _run(session, feed, path), strict=True))
+            if maps and FEATURES in outputs:
+                features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
+                outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
+                expected = {**expected, **_counterpart(features, gradient, maps)}
+            for name, found in outputs.items():
                 if name.startswith(RELEVANCE):
                     continue
                 if name not in expected:
@@ -110,7 +119,8 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-_Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]  # feed, expected outputs
+_Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
+_Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]  # feed, expected outputs
 
 
 def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
@@ -124,16 +134,40 @@ def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
                 # The prediction first, then classes that nothing points to.
                 offsets = torch.arange(batch) + 2 * number + kind
                 target = (prediction + offsets) % contract.classes
-                taps = torch_taps(frozen, image, target)
-                if len(taps.attention) != len(contract.layers):
-                    raise VerificationError(
-                        f"the graph has {len(contract.layers)} attention layers and torch shows "
-                        f"{len(taps.attention)}; export without verification (verify=False)"
-                    )
                 feed = {contract.input.name: image.numpy()}
                 if contract.target is not None:
                     feed[contract.target] = target.numpy()
-                yield feed, _named(taps, contract)
+                if contract.layers:
+                    yield feed, _named(torch_taps(frozen, image, target), contract), []
+                else:
+                    found = torch_features(frozen, image, target, contract.tokens.grid)
+                    pairs = ((value.numpy(), slope.numpy()) for value, slope in found.maps)
+                    maps = [(value, _levelled(value, slope)) for value, slope in pairs]
+                    yield feed, {contract.logits: found.logits.numpy()}, maps
+
+
+def _counterpart(features: np.ndarray, gradient: np.ndarray, maps: _Maps) -> dict[str, np.ndarray]:
+    """The feature map of torch that is nearest; of several copies of one, by its gradient too.
+
+    A model may hold the same tensor again as a part of another, with a part of the gradient.
+    """
+
+    def distance(pair: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+        apart = max(relative_difference(features, pair[0]), TOLERANCE)
+        return apart, relative_difference(gradient, pair[1])
+
+    value, slope = min(maps, key=distance)
+    return {FEATURES: value, FEATURES_GRADIENT: slope}
+
+
+def _levelled(features: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    """The gradient, evened out in channels that are the same at every position.
+
+    The maximum over such a channel lies anywhere: torch gives its gradient to the first position,
+    our graph may share it out. Grad-CAM reads no more than the mean.
+    """
+    level = np.ptp(features, axis=(2, 3), keepdims=True) == 0
+    return np.where(level, gradient.mean(axis=(2, 3), keepdims=True), gradient)
 
 
 def _noise(batch: int, contract: Contract, generator: torch.Generator) -> torch.Tensor:
@@ -150,6 +184,11 @@ def _pictures(batch: int, contract: Contract, generator: torch.Generator) -> tor
 
 
 def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
+    if len(taps.attention) != len(contract.layers):
+        raise VerificationError(
+            f"the graph has {len(contract.layers)} attention layers and torch shows "
+            f"{len(taps.attention)}; export without verification (verify=False)"
+        )
     tensors = {contract.logits: taps.logits}
     for layer, (attention, gradient) in enumerate(
         zip(taps.attention, taps.attention_gradient, strict=True)

@@ -16,7 +16,16 @@ from dataclasses import replace
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.reductions import normalisation
-from onnxplain.graphs.relevance import EPSILON, PASSES, again, back, only, scaled_factor, unbiased
+from onnxplain.graphs.relevance import (
+    EPSILON,
+    PASSES,
+    UNKNOWN,
+    again,
+    back,
+    only,
+    scaled_factor,
+    unbiased,
+)
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = ["attn_lrp"]
@@ -111,7 +120,7 @@ def linear(gamma: float) -> Rule:
 
 def attn_lrp(*, gamma: float = 0.0) -> dict[str, Rule]:
     """The table; `gamma` > 0 takes the gamma rule for linear maps and the patch embedding."""
-    rules = dict(GRADIENT)
+    rules = {operator: vjp for operator, vjp in GRADIENT.items() if operator not in UNKNOWN}
     pointwise = set(PASSES) - {"Softmax", "LogSoftmax", "BatchNormalization"}
     rules.update(dict.fromkeys(pointwise, identity))
     rules["LayerNormalization"] = layer_normalization

@@ -142,6 +142,13 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     except (TypeError, ValueError):
         raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
     tokens = _made(Tokens, {**fields, "grid": (rows, columns)})
+    if not found.taps:
+        if found.grid is not None and tokens.grid != found.grid:
+            raise UnsupportedModelError(
+                f"a {rows}x{columns} grid was given; the last feature map, all that is served "
+                f"here, has {found.grid[0]}x{found.grid[1]} positions"
+            )
+        return dataclasses.replace(tokens, prefix=())  # a feature map has none
     if tokens.count != found.taps[0].keys:
         raise UnsupportedModelError(
             f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "

@@ -86,8 +86,9 @@ def explain(
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
     Args:
-        model: A plain ViT with global attention, opset 17 to 22; it is left as it is. The plain
-            graph of a bundle brings its preprocessing, labels and token names along.
+        model: A plain ViT with global attention, or, for Grad-CAM alone, any classifier with a last
+            feature map; opset 17 to 22. It is left as it is. The plain graph of a bundle brings its
+            preprocessing, labels and token names along.
         bundle: One graph per kind of method instead of one graph for all.
         methods: Names of `METHODS`; None: every one that the architecture supports.
         contract: Fields of the contract that override what is found; see `instrument`.
@@ -170,7 +171,11 @@ def _methods(
 def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     """Methods that are not defined for the model, each with the reason."""
     reasons: dict[str, str] = {}
+    pixels = "its rules are for transformers with attention of every token to every token"
     for method, needs in METHODS.items():
+        if found.no_attention is not None and not needs.features:
+            reasons[method] = pixels if needs.pixels else found.no_attention
+            continue
         if needs.features and found.features is None:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
         if readout is None and needs.reads_row:
@@ -265,6 +270,8 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
         try:
             arrived = walk(b, {found.logits: seed}, taps.values(), rules)
         except UnsupportedOperatorError as error:
+            if not found.taps:
+                raise
             others = [method for method, needs in METHODS.items() if not needs.class_specific]
             raise UnsupportedOperatorError(
                 f"{error}; without gradients there are the methods {', '.join(others)}"

@@ -24,6 +24,7 @@ __all__ = [
     "EPSILON",
     "LRP",
     "PASSES",
+    "UNKNOWN",
     "again",
     "back",
     "only",
@@ -41,10 +42,12 @@ MOVES = (
     "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )
 PASSES = (
-    "BatchNormalization", "Clip", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
-    "LayerNormalization", "Log", "LogSoftmax", "Pow", "Reciprocal", "Relu", "Sigmoid", "Softmax",
-    "Softplus", "Sqrt", "Tanh",
+    "BatchNormalization", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
+    "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow", "PRelu", "Reciprocal",
+    "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
 )
+# Normalisations that the papers say nothing of: no rule.
+UNKNOWN = ("InstanceNormalization", "LpNormalization", "ReduceL2")
 # fmt: on
 
 Relevances = Sequence[Tensor | None]
@@ -279,7 +282,7 @@ def first_convolution(other: Rule) -> Rule:
 
 
 def table(affine: Rule, balance: bool) -> dict[str, Rule]:
-    rules = {operator: derived(vjp) for operator, vjp in GRADIENT.items()}
+    rules = {op: derived(vjp) for op, vjp in GRADIENT.items() if op not in UNKNOWN}
     rules.update({operator: moved(GRADIENT[operator]) for operator in MOVES})
     rules.update(dict.fromkeys(PASSES, passes))
     rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), matrix(affine)))

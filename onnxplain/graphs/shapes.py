@@ -28,7 +28,8 @@ NUMBERS = {
     ir.AttributeType.INT: np.int64,
     ir.AttributeType.INTS: np.int64,
 }
-FOLDED = 4096  # integer values up to this many elements are computed; weights are not
+FOLDED = 4096  # values up to this many elements are computed; weights are not
+FOLDED_INTEGERS = 2**18  # an index for every channel of every image of a probe
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,15 @@ def show(shape: Shape) -> str:
 
 @dataclass(frozen=True)
 class Facts:
-    """Shape, element type and, where it does not depend on the input, value of one value."""
+    """Shape, element type and, where it does not depend on the input, value of one value.
+
+    `counts` says that the elements are 0, 1, 2, ... in order, for every batch.
+    """
 
     shape: Shape
     dtype: ir.DataType
     constant: np.ndarray | None = None
+    counts: bool = False
 
 
 def infer(model: ir.Model, image: ir.Value) -> dict[ir.Value, Facts]:
@@ -108,7 +113,16 @@ def _merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
         and second.constant is not None
         and np.array_equal(first.constant, second.constant)
     )
-    return Facts(tuple(shape), first.dtype, first.constant if same else None)
+    counts = _counts(first.constant) and _counts(second.constant)
+    return Facts(tuple(shape), first.dtype, first.constant if same else None, counts)
+
+
+def _counts(array: np.ndarray | None) -> bool:
+    return (
+        array is not None
+        and array.dtype == np.int64
+        and np.array_equal(array.reshape(-1), np.arange(array.size))
+    )
 
 
 def _propagate(model: ir.Model, image: ir.Value, batch: int) -> dict[ir.Value, Facts]:
@@ -208,7 +222,8 @@ def _sizes(shape: Shape) -> list[int]:
 
 def _is_small(types: dict[str, onnx.TypeProto]) -> bool:
     return all(
-        np.prod([d.dim_value for d in t.tensor_type.shape.dim], dtype=np.int64) <= FOLDED
+        np.prod([d.dim_value for d in t.tensor_type.shape.dim], dtype=np.int64)
+        <= (FOLDED_INTEGERS if t.tensor_type.elem_type == onnx.TensorProto.INT64 else FOLDED)
         for t in types.values()
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +12,8 @@ import onnx_ir as ir
 from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import Place, trace, volume
+from onnxplain.graphs.feature_map import find_feature_map
+from onnxplain.graphs.positions import Axes, positions
 from onnxplain.graphs.shapes import Facts, infer, show
 from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps, sources
 from onnxplain.graphs.tokens import find_readout, find_tokens
@@ -25,6 +28,9 @@ class Structure:
     """What was found. `facts` covers every value of the graph; `classes` counts the logits.
 
     `pool` is the attention by which a head pools the tokens of the last layer.
+
+    A model without global attention has no taps, `no_attention` says why, and `features` is its
+    last feature map, with `grid` its rows and columns.
     """
 
     image: ir.Value
@@ -39,6 +45,7 @@ class Structure:
     readout: Readout | None
     facts: dict[ir.Value, Facts]
     pool: Tap | None = None
+    no_attention: str | None = None
 
 
 def analyse(model: ir.Model, logits: str | None = None) -> Structure:
@@ -50,7 +57,8 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
             [batch, classes], or the one of these that is called logits.
 
     Raises:
-        UnsupportedModelError: The model is not a plain ViT with global attention, with the reason.
+        UnsupportedModelError: The model has neither global attention over tokens nor a last
+            feature map, with the reason.
     """
     graph = model.graph
     _check_operators(model)
@@ -62,16 +70,28 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     found_logits, classes = _logits(graph, facts, live, image, logits)
     live &= sources(found_logits)
     _check_precision(facts, live)
-    images = trace(graph, facts, image, Place(0, volume([batch])))
-    taps, pool = _pooled(find_taps(graph, facts, live, images))
-    _check_layers(graph, taps)
-    features = find_features(taps[-1], facts, live, images)
-    if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
-        raise UnsupportedModelError(
-            f"attention {taps[-1].value.name} has shape {show(facts[taps[-1].value].shape)} and no "
-            "input [batch, tokens, dim]: attention within windows; expected global attention"
-        )
-    found = find_tokens(graph, facts, image, taps)
+    places = positions(graph, facts, image)
+    no_attention = None
+    try:
+        taps, pool, features = _attention(graph, facts, live, image, places)
+        found = find_tokens(graph, facts, image, taps)
+    except UnsupportedModelError as error:
+        taps, pool, found, no_attention = [], None, None, error
+    if found is None:
+        last = find_feature_map(graph, facts, live, places, image)
+        if last is None and no_attention is not None:
+            raise UnsupportedModelError(
+                f"{no_attention}; and no last feature map, for Grad-CAM, that the head reads as a "
+                "whole"
+            )
+        # As many positions as keys: it is the tokens whose grid was not found.
+        if last is not None and not (taps and math.prod(last[1]) == taps[0].keys):
+            no_attention = no_attention or UnsupportedModelError(
+                f"attention {taps[0].value.name} is not over the {math.prod(last[1])} positions; "
+                "expected attention of every token to every token"
+            )
+            taps, pool, (features, grid) = [], None, last
+            found = 0, grid
     return Structure(
         image=image,
         logits=found_logits,
@@ -82,10 +102,32 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
         features=features,
         prefix=found[0] if found else None,
         grid=found[1] if found else None,
-        readout=find_readout(graph, facts, taps[-1], pool, found_logits),
+        readout=find_readout(graph, facts, taps[-1], pool, found_logits) if taps else None,
         facts=facts,
         pool=pool,
+        no_attention=None if no_attention is None else str(no_attention),
     )
+
+
+def _attention(
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    live: set[ir.Value],
+    image: ir.Value,
+    places: Mapping[ir.Value, Axes],
+) -> tuple[list[Tap], Tap | None, Features | None]:
+    """The layers of global attention, that of a pooling head, and the tokens that enter the last
+    layer."""
+    images = trace(graph, facts, image, Place(0, volume(facts[image].shape[:1])))
+    taps, pool = _pooled(find_taps(graph, facts, live, images, places))
+    _check_layers(graph, taps)
+    features = find_features(taps[-1], facts, live, images)
+    if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
+        raise UnsupportedModelError(
+            f"attention {taps[-1].value.name} has shape {show(facts[taps[-1].value].shape)} and no "
+            "input [batch, tokens, dim]: attention within windows; expected global attention"
+        )
+    return taps, pool, features
 
 
 def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:

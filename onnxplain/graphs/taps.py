@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
+from onnxplain.graphs.positions import COLUMN, ROW, Axes, count
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
 __all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps", "sources"]
@@ -99,6 +100,7 @@ def find_taps(
     facts: dict[ir.Value, Facts],
     live: set[ir.Value],
     images: Mapping[ir.Value, Place],
+    places: Mapping[ir.Value, Axes],
 ) -> list[Tap]:
     """The attention layers in the order in which they run.
 
@@ -110,6 +112,7 @@ def find_taps(
         facts: Facts of its values.
         live: The values computed from the image that the logits are computed from.
         images: Where the batch axis lies, as `trace` found it.
+        places: Where rows and columns lie, as `positions` found them.
 
     Raises:
         UnsupportedModelError: An attention is not one of [batch, heads, queries, keys].
@@ -120,7 +123,7 @@ def find_taps(
             value, keys = operand.attention, operand.keys
             place = Place(keys, volume([facts[value].shape[keys]]))
             if _is_softmax(value, place, facts, live):
-                taps.append(_tap(node, operand, facts, images))
+                taps.append(_tap(node, operand, facts, images, places))
                 break
     return taps
 
@@ -193,12 +196,20 @@ def _tap(
     operands: _Operands,
     facts: dict[ir.Value, Facts],
     images: Mapping[ir.Value, Place],
+    places: Mapping[ir.Value, Axes],
 ) -> Tap:
     value = operands.attention
     shape = facts[value].shape
     turned = _turned(shape, _batch_in(value, facts, images), (operands.queries, operands.keys))
     queries, keys = shape[operands.queries], shape[operands.keys]
     if turned is None or isinstance(queries, Batch) or isinstance(keys, Batch):
+        others = [axis for i, axis in enumerate(places.get(value, ())) if i != operands.keys]
+        spread = count(others, ROW, COLUMN)
+        if spread > volume([keys]):
+            raise UnsupportedModelError(
+                f"attention {value.name} is over windows of {keys} of the {spread} positions; "
+                "expected attention of every token to every token"
+            )
         raise UnsupportedModelError(
             f"attention {value.name} has shape {show(shape)}: within windows or groups; expected "
             "global attention, [batch, heads, tokens, tokens]"

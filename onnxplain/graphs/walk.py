@@ -112,9 +112,9 @@ class Step:
             raise self.refuse(f"input {index} is computed from the image; expected a constant")
         return [int(v) for v in value.reshape(-1)]
 
-    def output(self, index: int, shape: Shape) -> Tensor:
-        """Optional output `index` of the node, of the element type of `y`; made if it is not
-        there. `shape` is that under the range."""
+    def output(self, index: int, shape: Shape, dtype: ir.DataType | None = None) -> Tensor:
+        """Optional output `index` of the node, of the element type of `y` unless given; made if it
+        is not there. `shape` is that under the range."""
         node, facts = self.node, self.b.facts
         r = self.range
         if len(node.outputs) <= index:
@@ -122,7 +122,7 @@ class Step:
         value = node.outputs[index]
         if not value.name or value not in facts:  # left out by name, or only by their number
             full = tuple(r.total if r and i == r.axis else d for i, d in enumerate(shape))
-            self.b.describe(value, f"{node.outputs[0].name}/{index}", full, self.y.dtype)
+            self.b.describe(value, f"{node.outputs[0].name}/{index}", full, dtype or self.y.dtype)
         tensor = self.b.of(value)
         return self.b.slice(tensor, r.axis, r.start, r.stop) if r else tensor
 

@@ -40,7 +40,7 @@ class Taps:
         attention_gradient: d logit[target] / d attention, same shapes.
         attention_relevance: Relevance propagated to each attention, same shapes.
         attention_relevance_lrp: The same under the plain LRP rules.
-        features: The Grad-CAM layer, [B, N, D] or [B, C, h, w].
+        features: The Grad-CAM layer, [B, N, D] tokens or a [B, C, h, w] feature map.
         features_gradient: d logit[target] / d features.
         input_gradient: d logit[target] / d pixels, [B, 3, H, W].
         input_relevance: Relevance of the pixels under the plain LRP rules, [B, 3, H, W].

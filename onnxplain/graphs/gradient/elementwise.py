@@ -27,6 +27,10 @@ pointwise("Tanh", lambda s, x, y: s.b.sub(s.b.scalar(1, y), s.b.mul(y, y)))
 pointwise("Sigmoid", lambda s, x, y: s.b.mul(y, s.b.sub(s.b.scalar(1, y), y)))
 pointwise("Softplus", lambda s, x, y: s.b.unary("Sigmoid", x))
 pointwise("Abs", lambda s, x, y: s.b.unary("Sign", x))
+pointwise(  # 1 / (1 + |x|)^2, and 1 - |y| = 1 / (1 + |x|)
+    "Softsign",
+    lambda s, x, y: s.b.binary("Pow", s.b.sub(s.b.scalar(1, y), s.b.unary("Abs", y)), 2),
+)
 pointwise(
     "Erf",
     lambda s, x, y: s.b.mul(s.b.unary("Exp", s.b.neg(s.b.mul(x, x))), 2 / math.sqrt(math.pi)),
@@ -48,6 +52,49 @@ def _(s: Step, g: Grads) -> Results:
 @rule("Relu")
 def _(s: Step, g: Grads) -> Results:
     return (where(s, s.b.compare("Greater", s.y, 0), first(g)),)
+
+
+@rule("LeakyRelu")
+def _(s: Step, g: Grads) -> Results:
+    return (s.b.where(right(s), first(g), s.b.mul(first(g), s.real("alpha", 0.01))),)
+
+
+@rule("Elu")
+def _(s: Step, g: Grads) -> Results:
+    slope = s.b.add(s.y, s.real("alpha", 1.0))
+    return (s.b.where(right(s), first(g), s.b.mul(first(g), slope)),)
+
+
+@rule("Selu")
+def _(s: Step, g: Grads) -> Results:
+    b, gamma = s.b, s.real("gamma", 1.05070102214813232421875)
+    slope = b.add(s.y, gamma * s.real("alpha", 1.67326319217681884765625))
+    return (b.mul(first(g), b.where(right(s), b.scalar(gamma, s.y), slope)),)
+
+
+@rule("PRelu")
+def _(s: Step, g: Grads) -> Results:
+    b, x, weight = s.b, s.input(0), s.input(1)
+
+    def product(i: int) -> Tensor:
+        if i == 0:
+            return b.where(right(s), first(g), b.mul(first(g), weight))
+        return b.where(right(s), b.scalar(0, x), b.mul(first(g), x))
+
+    return operands(s, product)
+
+
+def right(s: Step) -> Tensor:
+    """Where x > 0; at 0 itself torch takes the slope of the left side."""
+    return s.b.compare("Greater", s.input(0), 0)
+
+
+@rule("Mish")  # x t, t = tanh(softplus(x)): t + x sigmoid(x) (1 - t^2)
+def _(s: Step, g: Grads) -> Results:
+    b, x = s.b, s.input(0)
+    t = b.unary("Tanh", b.unary("Softplus", x))
+    rise = b.mul(b.mul(x, b.unary("Sigmoid", x)), b.sub(b.scalar(1, x), b.mul(t, t)))
+    return (b.mul(first(g), b.add(t, rise)),)
 
 
 @rule("Clip")

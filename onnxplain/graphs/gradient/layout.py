@@ -57,6 +57,9 @@ def limit(bound: int) -> int | None:
 @rule("Gather")
 def _(s: Step, g: Grads) -> Results:
     axis = s.integer("axis", 0) % s.input(0).rank
+    index = s.node.inputs[1]
+    if s.input(0).rank == 1 and index is not None and s.b.facts[index].counts:
+        return (s.b.reshape(first(g), s.input(0).shape),)  # torch's way to write a reshape
     indices = s.constant(1)
     assert indices is not None
     back, rank = first(g), s.input(1).rank
@@ -113,6 +116,21 @@ def _(s: Step, g: Grads) -> Results:
         result = s.b.slice(result, axis, max(before, 0), min(stop, stop + after))
         result = s.b.pad(result, axis, max(-before, 0), max(-after, 0))
     return (result,)
+
+
+@rule("DepthToSpace")
+def _(s: Step, g: Grads) -> Results:
+    b, (batch, _, rows, columns), block = s.b, s.input(0).shape, s.integer("blocksize", 1)
+    if s.text("mode", "DCR") == "DCR":
+        return (b.op("SpaceToDepth", [first(g)], s.input(0).shape, blocksize=block),)
+    apart = b.reshape(first(g), (batch, s.y.shape[1], rows, block, columns, block))
+    return (b.reshape(b.transpose(apart, [0, 1, 3, 5, 2, 4]), s.input(0).shape),)
+
+
+@rule("SpaceToDepth")
+def _(s: Step, g: Grads) -> Results:
+    block = s.integer("blocksize", 1)
+    return (s.b.op("DepthToSpace", [first(g)], s.input(0).shape, blocksize=block),)
 
 
 def length(s: Step, axis: int) -> int:

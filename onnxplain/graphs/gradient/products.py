@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Matrix products."""
 
 from __future__ import annotations
 
@@ -103,34 +103,3 @@ def _(s: Step, g: Grads) -> Results:
         return s.b.expand(found, s.input(i).shape, s.input(i).value)
 
     return [product(i) if wanted else None for i, wanted in enumerate(s.wants)]
-
-
-@rule("Conv")
-def _(s: Step, g: Grads) -> Results:
-    b, x, weight = s.b, s.input(0), s.input(1)
-    if any(s.wants[1:]):
-        raise s.refuse("its weights depend on the attention")
-    spatial = x.rank - 2
-    if s.text("auto_pad", "NOTSET") != "NOTSET":
-        raise s.refuse("auto_pad; expected explicit pads")
-    strides = s.integers("strides") or [1] * spatial
-    dilations = s.integers("dilations") or [1] * spatial
-    pads = s.integers("pads") or [0] * (2 * spatial)
-    left = []  # rows of x that the last window does not reach
-    for axis in range(spatial):
-        size, out, kernel = x.shape[2 + axis], s.y.shape[2 + axis], weight.shape[2 + axis]
-        assert isinstance(size, int) and isinstance(out, int) and isinstance(kernel, int)
-        reach = (out - 1) * strides[axis] + dilations[axis] * (kernel - 1) + 1
-        left.append(size + pads[axis] + pads[spatial + axis] - reach)
-    return (
-        b.op(
-            "ConvTranspose",
-            [first(g), weight],
-            x.shape,
-            strides=strides,
-            dilations=dilations,
-            pads=pads,
-            output_padding=left,
-            group=s.integer("group", 1),
-        ),
-    )

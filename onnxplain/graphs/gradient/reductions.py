@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnxplain.graphs.builder import Tensor
+from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient.table import (
     Grads,
     Results,
     first,
     rule,
+    where,
 )
 from onnxplain.graphs.walk import Step
 
@@ -32,12 +33,16 @@ def _(s: Step, g: Grads) -> Results:
     return (b.sub(first(g), b.mul(b.unary("Exp", s.y), b.sum(first(g), [s.integer("axis", -1)]))),)
 
 
-@rule("LayerNormalization")  # r (gw - mean(gw)) - c r^3 mean(gw c), c = x - mean, r = 1 / deviation
+@rule("LayerNormalization")
 def _(s: Step, g: Grads) -> Results:
-    b, (axes, c, r) = s.b, normalisation(s)
-    gw = b.mul(first(g), s.input(1))
+    axes, c, r = normalisation(s)
+    return (unnormalised(s.b, s.b.mul(first(g), s.input(1)), axes, c, r),)
+
+
+def unnormalised(b: Builder, gw: Tensor, axes: Sequence[int], c: Tensor, r: Tensor) -> Tensor:
+    """r (gw - mean(gw)) - c r^3 mean(gw c), with c = x - mean and r = 1 / deviation."""
     tilt = b.mul(b.mul(r, b.mul(r, r)), b.mean(b.mul(gw, c), axes))
-    return (b.sub(b.mul(b.sub(gw, b.mean(gw, axes)), r), b.mul(c, tilt)),)
+    return b.sub(b.mul(b.sub(gw, b.mean(gw, axes)), r), b.mul(c, tilt))
 
 
 def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor]:
@@ -50,9 +55,44 @@ def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor]:
         shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
         mean, r = s.output(1, shape), s.output(2, shape)
         return axes, b.sub(x, mean), r
-    centred = b.sub(x, b.mean(x, axes))  # the operator's own statistics are always float32
-    variance = b.add(b.mean(b.mul(centred, centred), axes), s.real("epsilon", 1e-5))
-    return axes, centred, b.unary("Reciprocal", b.unary("Sqrt", variance))
+    # The operator's own statistics are always float32.
+    return axes, *statistics(b, x, axes, s.real("epsilon", 1e-5))
+
+
+def statistics(b: Builder, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x - mean and 1 / deviation over `axes`."""
+    centred = b.sub(x, b.mean(x, axes))
+    variance = b.add(b.mean(b.mul(centred, centred), axes), epsilon)
+    return centred, b.unary("Reciprocal", b.unary("Sqrt", variance))
+
+
+@rule("InstanceNormalization")
+def _(s: Step, g: Grads) -> Results:
+    b, x = s.b, s.input(0)
+    if any(s.wants[1:]):
+        raise s.refuse("its scale or bias depends on the attention")
+    axes = list(range(2, x.rank))
+    gw = b.mul(first(g), b.reshape(s.input(1), (x.shape[1], *(1,) * len(axes))))
+    centred, r = statistics(b, x, axes, s.real("epsilon", 1e-5))
+    return (unnormalised(b, gw, axes, centred, r),)
+
+
+@rule("ReduceL2")  # g x / y; 0 where all x are 0
+def _(s: Step, g: Grads) -> Results:
+    b, norm = s.b, spread(s, s.y)
+    share = where(s, b.compare("Greater", norm, 0), b.div(spread(s, first(g)), norm))
+    return (b.mul(s.input(0), share),)
+
+
+@rule("LpNormalization")  # (g - y sum(g y)) / norm; 0 where all x are 0
+def _(s: Step, g: Grads) -> Results:
+    b, axis = s.b, s.integer("axis", -1)
+    if s.integer("p", 2) != 2:
+        raise s.refuse(f"p is {s.integer('p', 2)}; expected 2")
+    norm = b.reduce("ReduceL2", s.input(0), [axis], keepdims=True)
+    along = b.mul(s.y, b.sum(b.mul(first(g), s.y), [axis]))
+    result = b.div(b.sub(first(g), along), norm)
+    return (where(s, b.compare("Greater", norm, 0), result),)
 
 
 @rule("BatchNormalization")  # inference: x * scale / sqrt(variance + epsilon), per channel
