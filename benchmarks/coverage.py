@@ -34,7 +34,10 @@ import torch
 
 import onnxplain as ox
 from benchmarks.architectures import build, group, plan
+from onnxplain import graphs
 from onnxplain.contract import METHODS
+from onnxplain.export.plain import to_onnx
+from onnxplain.export.timm_models import token_layout
 from onnxplain.export.verify import TOLERANCE
 
 __all__ = ["PAGE", "arguments", "check", "in_own_process", "main", "page"]
@@ -63,18 +66,19 @@ def check(name: str, arguments: dict[str, Any], size: int) -> dict[str, Any]:
 
     Returns:
         `outcome`: "served", "differs" (from torch), "refused" (with an error that onnxplain
-        raises on purpose) or "failed" (with any other); `methods` and `differences`, or `reason`
-        and for a failure `where`.
+        raises on purpose) or "failed" (with any other); `methods`, `differences` and why other
+        methods are `undefined`, or `reason` and for a failure `where`.
     """
     try:
+        module = build(name, arguments, size)
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.onnx"
-            report = ox.export(build(name, arguments, size), path, image_size=size)
+            report = ox.export(module, Path(folder) / "model.onnx", image_size=size)
         verification = report.contract.verification or {}
         return {
             "outcome": "served",
             "methods": list(report.contract.methods),
             "differences": verification["differences"],
+            "undefined": _undefined(module, size, set(METHODS) - set(report.contract.methods)),
         }
     except ox.OnnxplainError as error:
         outcome = "differs" if isinstance(error, ox.VerificationError) else "refused"
@@ -85,6 +89,21 @@ def check(name: str, arguments: dict[str, Any], size: int) -> dict[str, Any]:
         where = f"{Path(last[-1].filename).name}:{last[-1].lineno} {last[-1].line}"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return {"outcome": "failed", "reason": reason, "where": where}
+
+
+def _undefined(module: torch.nn.Module, size: int, methods: set[str]) -> dict[str, str]:
+    """Why each of the methods is not defined for the model."""
+    if not methods:
+        return {}
+    plain = to_onnx(module, image_size=(size, size))
+    tokens = token_layout(module, (size, size))
+    reasons = {}
+    for method in sorted(methods, key=list(METHODS).index):
+        try:
+            graphs.explain(plain, methods=[method], contract=tokens and {"tokens": tokens})
+        except ox.OnnxplainError as error:
+            reasons[method] = str(error).removeprefix(f"{method} is not defined for this model: ")
+    return reasons
 
 
 # The sweep
@@ -216,8 +235,13 @@ def _verdict(record: dict[str, Any]) -> str:
 def _what(record: dict[str, Any]) -> str:
     if record["outcome"] != "served":
         return f"{record['outcome']}: {record['reason']}".replace("|", "\\|")
-    methods = record["methods"]
-    return "all" if len(methods) == len(METHODS) else f"{len(methods)}: {', '.join(methods)}"
+    if _verdict(record) == VERDICTS[0]:
+        return "all"
+    reasons: dict[str, list[str]] = {}
+    for method, reason in record.get("undefined", {}).items():
+        reasons.setdefault(reason, []).append(method)
+    others = [f"not {', '.join(methods)}: {reason}" for reason, methods in reasons.items()]
+    return "; ".join([", ".join(record["methods"]), *others]).replace("|", "\\|")
 
 
 def _worst(record: dict[str, Any]) -> str:

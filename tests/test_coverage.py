@@ -121,9 +121,11 @@ def test_page_from_results() -> None:
     groups = [
         {"family": "vision_transformer", "representative": "a", "names": ["a", "b", "c"]},
         {"family": "resnet", "representative": "d", "names": ["d"]},
-        {"family": "resnet", "representative": "e", "names": ["e", "f"]},
+        {"family": "swin_transformer", "representative": "e", "names": ["e", "h"]},
+        {"family": "swin_transformer", "representative": "f", "names": ["f"]},
+        {"family": "swin_transformer", "representative": "g", "names": ["g", "i"]},
     ]
-    results = {
+    results: dict[str, dict[str, Any]] = {
         "a": {
             "arguments": {"num_classes": 10, "depth": 2, "img_size": 64},
             "size": 64,
@@ -133,17 +135,28 @@ def test_page_from_results() -> None:
             "differences": {"logits": 1.2e-6},
         },
         "d": {"attention": "none", "outcome": "refused", "reason": "no [a|b]", "size": 128},
+        "e": {
+            "attention": "other",
+            "outcome": "served",
+            "methods": ["gradcam"],
+            "undefined": {"rollout": "windows", "lrp": "no rule", "partial_lrp": "windows"},
+        },
+        "f": {"attention": "other", "outcome": "failed", "reason": "KeyError: 'a'"},
     }
     text = coverage.page(groups, results, "1.0")
     assert "timm 1.0" in text
     assert "| global | 3 | 3 | 0 | 0 | 0 | 0 | 0 |" in text
     assert "| none | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
     assert "| unknown | 2 | 0 | 0 | 0 | 0 | 0 | 2 |" in text
-    assert "| all | 6 | 3 | 0 | 1 | 0 | 0 | 2 |" in text
+    assert "| other | 3 | 0 | 2 | 0 | 0 | 1 | 0 |" in text
+    assert "| all | 9 | 3 | 2 | 1 | 0 | 1 | 2 |" in text
     assert "Of the 3 names with global attention, 3 (100.0 %)" in text
     assert "| `a` (depth=2, 64 px) | 3 | global | all | logits 1.2e-06 |" in text
     assert "| `d` (128 px) | 1 | none | refused: no [a\\|b] |  |" in text
-    assert "| `e` | 2 | unknown | not run: not yet |  |" in text
+    what = "gradcam; not rollout, partial_lrp: windows; not lrp: no rule"
+    assert f"| `e` | 2 | other | {what} |  |" in text
+    assert "| `f` | 1 | other | failed: KeyError: 'a' |  |" in text
+    assert "| `g` | 2 | unknown | not run: not yet |  |" in text
     assert "- a, b, c\n" in text
 
 
