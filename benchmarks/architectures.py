@@ -18,7 +18,11 @@ __all__ = ["attention_kind", "blocks", "build", "family", "group", "plan"]
 
 CLASSES = 10
 GRID = 8  # rows and columns of patches where the model takes an img_size
-FIRST = ("vision_transformer", "deit", "beit", "eva", "cait", "naflexvit", "xcit", "crossvit")
+FIRST = (
+    *("vision_transformer", "deit", "beit", "eva", "cait", "naflexvit", "xcit", "crossvit"),
+    *("vision_transformer_relpos", "vision_transformer_hybrid", "convit", "deepseek_vit"),
+    *("qwen3_vit", "gemma4_vit", "vision_transformer_sam", "vitamin", "tnt", "volo"),
+)
 
 
 def family(name: str) -> str:
@@ -81,7 +85,7 @@ def group() -> list[dict[str, Any]]:
     return sorted(
         groups,
         key=lambda g: (
-            order.get(g["family"], 9 if "vi" in g["family"] or "former" in g["family"] else 10),
+            order.get(g["family"], len(FIRST) + (re.search("vi|former", g["family"]) is None)),
             g["family"],
             g["parameters"],
         ),

@@ -20,7 +20,7 @@ GLOBAL = (
     "vit_wee_patch16_reg1_gap_256",  # a register, mean pooling, other residuals
     "deit_tiny_distilled_patch16_224",
     "vit_small_patch14_reg4_dinov2",
-    "beit_base_patch16_224",  # relative positions
+    "test_vit_relpos",  # relative positions
     "vit_small_patch16_rope_224",
 )
 TOLERANCE = 1e-4  # what the project promises for every model; these come to about 1e-6
