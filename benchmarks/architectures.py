@@ -1,0 +1,212 @@
+"""timm's names in groups of equal architecture, and a small model for each group."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers.drop import DropPath
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["attention_kind", "blocks", "build", "family", "group", "plan"]
+
+CLASSES = 10
+GRID = 8  # rows and columns of patches where the model takes an img_size
+FIRST = (
+    *("vision_transformer", "deit", "beit", "eva", "cait", "naflexvit", "xcit", "crossvit"),
+    *("vision_transformer_relpos", "vision_transformer_hybrid", "convit", "deepseek_vit"),
+    *("qwen3_vit", "gemma4_vit", "vision_transformer_sam", "vitamin", "tnt", "volo"),
+)
+
+
+def family(name: str) -> str:
+    """The file of timm that defines the name."""
+    return str(timm.models.model_entrypoint(name).__module__).rpartition(".")[2]
+
+
+def blocks(module: torch.nn.Module) -> frozenset[str]:
+    """The building blocks of a model, whatever their number and sizes.
+
+    One for each kind of submodule: its name without digits, its class, its options, and the names
+    of its parameters and buffers.
+    """
+    kinds = (torch.nn.Identity, torch.nn.Dropout, DropPath)
+    return frozenset(
+        f"{_plain(name)}: {type(submodule).__name__}({', '.join(_options(submodule))})"
+        for name, submodule in module.named_modules()
+        if not isinstance(submodule, kinds)
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\d+", "", name.rpartition(".")[2])
+
+
+def _options(module: torch.nn.Module) -> Iterator[str]:
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name not in _NO_OPTIONS:
+            if isinstance(value, bool | str) and value:
+                yield f"{name}={value}"
+            elif isinstance(value, FunctionType):
+                yield f"{name}={value.__name__}"
+    if isinstance(module, torch.nn.Conv2d) and module.groups > 1:
+        yield "depthwise" if module.groups == module.in_channels else "grouped"
+    yield from module._parameters
+    yield from module._buffers
+
+
+_NO_OPTIONS = {"training", "fused_attn", "inplace", "has_skip", "ceil_mode", "padding_mode"}
+
+
+def group() -> list[dict[str, Any]]:
+    """Every name of timm, in groups of the same family, class and building blocks."""
+    found: dict[tuple[str, str, frozenset[str]], list[tuple[int, str]]] = {}
+    for name in timm.list_models():
+        module = _on_meta(name, {})
+        key = family(name), type(module).__name__, blocks(module)
+        found.setdefault(key, []).append((_parameters(module), name))
+    groups = [
+        {
+            "family": key[0],
+            "class": key[1],
+            "representative": min(members)[1],
+            "parameters": min(members)[0],
+            "names": sorted(name for _, name in members),
+        }
+        for key, members in found.items()
+    ]
+    order = {name: position for position, name in enumerate(FIRST)}
+    return sorted(
+        groups,
+        key=lambda g: (
+            order.get(g["family"], len(FIRST) + (re.search("vi|former", g["family"]) is None)),
+            g["family"],
+            g["parameters"],
+        ),
+    )
+
+
+class _Softmaxes(TorchFunctionMode):
+    """Shapes of what softmax gives along the last axis, also within fused attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in (torch.softmax, torch.Tensor.softmax, F.softmax) and result.ndim > 3:
+            self.shapes.append(tuple(result.shape))
+        elif func is F.scaled_dot_product_attention:
+            query, key = args[:2]
+            self.shapes.append((*query.shape[:-1], key.shape[-2]))
+        return result
+
+
+def attention_kind(module: torch.nn.Module, size: int) -> str:
+    """Kind "global", "other" or "none", from one forward pass of a model on the meta device.
+
+    Global: in every layer the keys are all patches of the last feature map and at most 16 more
+    tokens, and the queries are the same tokens, or at most 16 (class tokens, pooling). Anything
+    else - windows, pooled keys, several resolutions, attention between channels - is "other".
+    """
+    batch = 3
+    with _Softmaxes() as seen, torch.no_grad():
+        module.eval()(torch.zeros(batch, 3, size, size, device="meta"))
+    if not seen.shapes:
+        return "none"
+    patches = (size // _stride(module)) ** 2
+    layers = [
+        len(shape) == 4
+        and shape[0] == batch
+        and 0 <= shape[3] - patches <= 16
+        and (shape[2] == shape[3] or shape[2] <= 16)
+        for shape in seen.shapes
+    ]
+    return "global" if all(layers) and any(s[2] == s[3] for s in seen.shapes) else "other"
+
+
+def _stride(module: Any) -> int:
+    stages = getattr(module, "feature_info", None)
+    return int(stages[-1]["reduction"]) if stages else int(module.patch_embed.patch_size[0])
+
+
+def _native_size(module: Any) -> int:
+    config = module.pretrained_cfg
+    stated = getattr(getattr(module, "patch_embed", None), "img_size", None)
+    return int((stated or config["input_size"][1:])[0])
+
+
+def plan(name: str) -> dict[str, Any]:
+    """How to build a small model with the same building blocks.
+
+    Returns:
+        `arguments` for timm, `size` of the picture, `parameters`, and `attention` as in
+        `attention_kind`, "unknown" where the model does not run on the meta device.
+    """
+    whole = _on_meta(name, {"num_classes": CLASSES})
+    expected, native = blocks(whole), _native_size(whole)
+    columns = hasattr(whole, "num_prefix_tokens")
+    small = GRID * _stride(whole) if columns else native
+    pictures: list[dict[str, Any]] = [{"img_size": small}, {}] if small < native else [{}]
+    depths: list[dict[str, Any]] = [
+        {"depth": 2},
+        {"depth": 3},
+        {"depths": (2, 2, 2, 2)},
+        {"depths": (2, 2, 2)},
+        {},
+    ]
+    for depth, picture in itertools.product(depths, pictures):
+        arguments = {"num_classes": CLASSES, **depth, **picture}
+        size = picture.get("img_size", native)
+        try:
+            module = _on_meta(name, arguments)
+            if blocks(module) != expected:
+                continue
+            kind = attention_kind(module, size)
+        except Exception:  # refused arguments, in as many ways as there are models
+            continue
+        if kind == "none":  # a convolutional network takes any size
+            size = min(size, 128)
+        return {
+            "arguments": arguments,
+            "size": size,
+            "parameters": _parameters(module),
+            "attention": kind,
+        }
+    arguments = {"num_classes": CLASSES}
+    found = {"arguments": arguments, "size": native, "parameters": _parameters(whole)}
+    return {**found, "attention": "unknown"}
+
+
+def _on_meta(name: str, arguments: dict[str, Any]) -> Any:
+    with torch.device("meta"):
+        return timm.create_model(name, **arguments)
+
+
+def _parameters(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def build(name: str, arguments: dict[str, Any], size: int) -> Any:
+    """The model with random values everywhere, and normalisation that fits them."""
+    torch.manual_seed(0)
+    module: Any = timm.create_model(name, **arguments).eval().requires_grad_(False)
+    for key, parameter in module.named_parameters():
+        # Fresh models have zero biases, unit scales and gates next to zero: they hide errors.
+        constant = parameter.ndim < 2 or bool((parameter == parameter.flatten()[0]).all())
+        if constant or key.endswith(("token", "embed")):
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    norms = [m for m in module.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.train()
+        norm.momentum = None  # the mean over what was seen: here of one batch
+    if norms:
+        module(torch.randn(4, 3, size, size))
+    return module.eval()
