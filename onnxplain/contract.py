@@ -198,10 +198,15 @@ class Readout:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionLayer:
-    """One attention layer. An output that this file does not have is None."""
+    """One attention layer. An output that this file does not have is None.
+
+    Its queries and keys are the tokens from `first_token` on: those before come in only behind it.
+    Of the kind "class" it has the first of them as its only query.
+    """
 
     heads: int
-    kind: str = "global"
+    kind: str = "global"  # or "class"
+    first_token: int = 0
     attention: str | None = None
     gradient: str | None = None
     relevance: str | None = None

@@ -82,7 +82,10 @@ class _Frame:
 
     @property
     def tokens(self) -> torch.Tensor | None:
-        return self.input if self.projected is None else self.projected
+        """What the attention in the module projects: all its tokens, after a norm of its own."""
+        if self.input is None or self.projected is None:
+            return self.input
+        return self.projected if self.projected.shape == self.input.shape else self.input
 
 
 class _Recorder(TorchFunctionMode):

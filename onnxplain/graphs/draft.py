@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ def draft(
         input=image,
         tokens=tokens,
         readout=readout,
-        layers=tuple(AttentionLayer(heads=tap.heads) for tap in found.taps),
+        layers=tuple(_layers(found)),
         classes=found.classes,
         methods={},
         source=dataclasses.replace(source, versions=versions),
@@ -127,11 +127,18 @@ def _image(found: Structure, given: Mapping[str, Any]) -> ImageInput:
     return image
 
 
+def _layers(found: Structure) -> Iterator[AttentionLayer]:
+    for i, tap in enumerate(found.taps):
+        later = 0 if found.tokens is None else found.tokens.prefix - found.tokens.before[i]
+        kind = "global" if tap.queries == tap.keys else "class"
+        yield AttentionLayer(heads=tap.heads, kind=kind, first_token=later)
+
+
 def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     fields: dict[str, Any] = dict(given or {})
-    if found.grid is not None and found.prefix is not None:
-        fields.setdefault("grid", found.grid)
-        fields.setdefault("prefix", prefix_names(found.prefix, found.readout))
+    if found.tokens is not None:
+        fields.setdefault("grid", found.tokens.grid)
+        fields.setdefault("prefix", prefix_names(found.tokens.prefix, found.readout))
     if "grid" not in fields or "prefix" not in fields:
         raise UnsupportedModelError(
             "the patch grid was not found; give it, as in "
@@ -143,16 +150,16 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
         raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
     tokens = _made(Tokens, {**fields, "grid": (rows, columns)})
     if not found.taps:
-        if found.grid is not None and tokens.grid != found.grid:
+        if found.tokens is not None and tokens.grid != found.tokens.grid:
             raise UnsupportedModelError(
                 f"a {rows}x{columns} grid was given; the last feature map, all that is served "
-                f"here, has {found.grid[0]}x{found.grid[1]} positions"
+                f"here, has {found.tokens.grid[0]}x{found.tokens.grid[1]} positions"
             )
         return dataclasses.replace(tokens, prefix=())  # a feature map has none
-    if tokens.count != found.taps[0].keys:
+    if tokens.count != found.taps[-1].keys:
         raise UnsupportedModelError(
             f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "
-            f"{tokens.count} tokens; the attention spans {found.taps[0].keys}"
+            f"{tokens.count} tokens; the attention spans {found.taps[-1].keys}"
         )
     return tokens
 

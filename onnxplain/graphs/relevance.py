@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from onnxplain.graphs.axes import volume
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
@@ -34,7 +36,7 @@ __all__ = [
 
 EPSILON = 1e-9
 TINY = 1e-37  # next to nothing, and yet a normal float32
-SMALL = 1024  # weights
+FEW = 32  # inputs of an output: with as many, all of them speak against it once in 4e9 times
 
 # fmt: off
 MOVES = (
@@ -112,22 +114,38 @@ def linear(s: Step, r: Relevances) -> Results:
     the result cancel. Every term of it is positive, so where it is 0 there is nothing to share out,
     and the division needs no second look.
 
-    It is 0 where a few inputs are mixed that all speak against the output, as in talking heads. The
-    two products would then have to cancel to the last bit, so a small map takes all four.
+    It is 0 where a few inputs are mixed that all speak against the output, as in talking heads or
+    by a sparse weight. The two products would then have to cancel to the last bit, so a map with
+    few inputs to an output takes all four.
     """
     b, (i, w) = s.b, _operands(s)
-    if volume(s.input(w).shape) < SMALL:
+    if _has_few_inputs(s, w):
         parts = [[b.binary(bound, s.input(k), 0) for k in (i, w)] for bound in ("Max", "Min")]
         total = b.add(*(again(s, i, x, weight) for x, weight in parts))
         share = b.div(first(r), b.add(total, EPSILON))
         return only(i, b.add(*(b.mul(x, back(s, i, share, weight)) for x, weight in parts)))
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
-    total = b.add(unbiased(s), again(s, i, size, weight, bias=2 * EPSILON))
-    share = b.div(first(r), total)
+    total = b.add(unbiased(s), again(s, i, size, weight))
+    share = b.div(first(r), b.add(total, 2 * EPSILON))
     signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
     whole = b.add(signed, b.mul(size, back(s, i, share, weight)))
     return only(i, Cotangent(whole, multiple=True))
+
+
+def _has_few_inputs(s: Step, w: int) -> bool:
+    """Whether some output of the map is made of less than `FEW` inputs of weight other than 0."""
+    weight, operator = s.input(w), s.node.op_type
+    tensor = weight.value.const_value
+    if tensor is None or operator == "Einsum" or weight.rank < 2:
+        return volume(weight.shape) < FEW * FEW
+    over: tuple[int, ...] = (weight.rank - 2 if w == 1 else weight.rank - 1,)
+    if operator == "Conv":
+        over = tuple(range(1, weight.rank))
+    elif operator == "Gemm" and s.integer("transB" if w == 1 else "transA", 0):
+        over = (int(w == 1),)
+    count = np.count_nonzero(tensor.numpy(), axis=over)
+    return bool((count[count > 0] < FEW).any())
 
 
 def linear_apart(s: Step, r: Relevances) -> Results:

@@ -16,7 +16,7 @@ from onnxplain.graphs.feature_map import find_feature_map
 from onnxplain.graphs.positions import Axes, positions
 from onnxplain.graphs.shapes import Facts, infer, show
 from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps, sources
-from onnxplain.graphs.tokens import find_readout, find_tokens
+from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 
 __all__ = ["OPSETS", "Structure", "analyse"]
 
@@ -30,7 +30,7 @@ class Structure:
     `pool` is the attention by which a head pools the tokens of the last layer.
 
     A model without global attention has no taps, `no_attention` says why, and `features` is its
-    last feature map, with `grid` its rows and columns.
+    last feature map, whose rows and columns are the grid of `tokens`.
     """
 
     image: ir.Value
@@ -40,8 +40,7 @@ class Structure:
     batch: int | None
     taps: tuple[Tap, ...]
     features: Features | None
-    prefix: int | None  # None, like grid: not found
-    grid: tuple[int, int] | None
+    tokens: TokenLayout | None  # None: not found
     readout: Readout | None
     facts: dict[ir.Value, Facts]
     pool: Tap | None = None
@@ -75,6 +74,7 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     try:
         taps, pool, features = _attention(graph, facts, live, image, places)
         found = find_tokens(graph, facts, image, taps)
+        _check_class_attention(taps, found)
     except UnsupportedModelError as error:
         taps, pool, found, no_attention = [], None, None, error
     if found is None:
@@ -91,7 +91,7 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
                 "expected attention of every token to every token"
             )
             taps, pool, (features, grid) = [], None, last
-            found = 0, grid
+            found = TokenLayout(grid, (0,))
     return Structure(
         image=image,
         logits=found_logits,
@@ -100,9 +100,8 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
         batch=batch if isinstance(batch, int) else None,
         taps=tuple(taps),
         features=features,
-        prefix=found[0] if found else None,
-        grid=found[1] if found else None,
-        readout=find_readout(graph, facts, taps[-1], pool, found_logits) if taps else None,
+        tokens=found,
+        readout=find_readout(graph, facts, taps, pool, found_logits) if taps else None,
         facts=facts,
         pool=pool,
         no_attention=None if no_attention is None else str(no_attention),
@@ -144,12 +143,14 @@ def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
             "no attention found: expected a Softmax that multiplies value vectors computed from "
             "the image (a fused Attention operator hides it)"
         )
-    for tap in taps:
-        if tap.queries != tap.keys or tap.keys != taps[0].keys:
+    for before, tap in pairwise([taps[0], *taps]):
+        itself = before.queries == before.keys <= tap.queries == tap.keys
+        of_class = tap.queries == 1 and before.keys <= tap.keys == taps[-1].keys
+        if not itself and not (of_class and tap is not taps[0]):
             raise UnsupportedModelError(
                 f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
-                f"first one {taps[0].queries} and {taps[0].keys}: pooled, windowed or class "
-                "attention; expected global attention over the same tokens in every layer"
+                f"first one {taps[0].queries} and {taps[0].keys}: pooled or windowed attention; "
+                "expected attention of every token to every token, then of the class token at most"
             )
     for tap, following in pairwise(taps):
         if following.value not in dependents(graph, tap.product.outputs[0]):
@@ -157,6 +158,18 @@ def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
                 f"attention {tap.value.name} and {following.value.name} run side by side (parallel "
                 "blocks, or one product per head); expected one attention after the other"
             )
+
+
+def _check_class_attention(taps: Sequence[Tap], found: TokenLayout | None) -> None:
+    """The one query of class attention is the class token, which has to be the only prefix."""
+    uneven = [tap for tap in taps if tap.queries != taps[-1].keys]
+    if uneven and (found is None or found.prefix != 1):
+        what = "no grid was found" if found is None else f"{found.prefix} tokens stand before it"
+        raise UnsupportedModelError(
+            f"attention {uneven[0].value.name} has {uneven[0].queries} queries and "
+            f"{uneven[0].keys} keys, the last one {taps[-1].keys} keys; expected a patch grid with "
+            f"a class token before it, but {what}"
+        )
 
 
 def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -83,12 +83,12 @@ def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
     return found
 
 
-def sources(value: ir.Value) -> set[ir.Value]:
-    """`value` and every value that it is computed from."""
+def sources(value: ir.Value, without: Collection[ir.Node] = ()) -> set[ir.Value]:
+    """`value` and every value that it is computed from by other nodes than those of `without`."""
     found, waiting = {value}, [value]
     while waiting:
         node = waiting.pop().producer()
-        for source in node.inputs if node is not None else ():
+        for source in node.inputs if node is not None and node not in without else ():
             if source is not None and source not in found:
                 found.add(source)
                 waiting.append(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -12,7 +13,7 @@ from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_
 from onnxplain.graphs.shapes import Facts, Shape
 from onnxplain.graphs.taps import Tap, sources
 
-__all__ = ["find_readout", "find_tokens", "prefix_names"]
+__all__ = ["TokenLayout", "find_readout", "find_tokens", "prefix_names"]
 
 KINDS = {
     ("attention",): "attention",
@@ -23,10 +24,24 @@ KINDS = {
 SPATIAL = PER_IMAGE | {"Pad"}  # from a picture [batch, channels, rows, columns] to another
 
 
+@dataclass(frozen=True)
+class TokenLayout:
+    """What was found of the tokens: the patch `grid` (rows, columns), and for each attention how
+    many tokens stand before the patches among its keys."""
+
+    grid: tuple[int, int]
+    before: tuple[int, ...]
+
+    @property
+    def prefix(self) -> int:
+        """Number of prefix tokens, of which some may come in only behind the first layers."""
+        return max(self.before)
+
+
 def find_tokens(
     graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value, taps: Sequence[Tap]
-) -> tuple[int, tuple[int, int]] | None:
-    """Number of prefix tokens and patch grid (rows, columns).
+) -> TokenLayout | None:
+    """The token layout.
 
     The grid is where the two spatial axes of the picture are merged into a token axis that can be
     followed to the keys of every attention; a Concat on the way counts the prefix tokens. None
@@ -43,7 +58,7 @@ def find_tokens(
             raise UnsupportedModelError(
                 f"{value.name} numbers the patches column by column; expected row by row"
             )
-        return before, grid
+        return TokenLayout(grid, before)
     return None
 
 
@@ -110,8 +125,8 @@ def _outermost(shape: Shape, axis: int, out: Shape) -> int | None:
 
 def _prefix(
     graph: ir.Graph, facts: dict[ir.Value, Facts], value: ir.Value, axis: int, taps: Sequence[Tap]
-) -> int | None:
-    """How many tokens stand before the patches among the keys of every attention."""
+) -> tuple[int, ...] | None:
+    """How many tokens stand before the patches among the keys of each attention."""
     patches = volume(facts[value].shape[axis : axis + 1])
     reached = {value: (Place(axis, patches), 0)}  # where the tokens lie, and the first patch
     for node in graph:
@@ -131,13 +146,16 @@ def _prefix(
                 if lower <= first and first + patches <= upper:
                     part = Place(place.axis, upper - lower)
                     reached.setdefault(output, (part, first - lower))
-    starts = set()
+    starts = []
     for tap in taps:
         place, first = reached.get(tap.values, (Place(-1, 0), 0))
         if (place.axis, place.count) != (tap.contracted, tap.keys):
             return None
-        starts.add(first)
-    return starts.pop() if len(starts) == 1 else None
+        starts.append(first)
+    joined = len({tap.keys for tap in taps}) > 1  # tokens come in on the way, before the patches
+    if len({tap.keys - first for tap, first in zip(taps, starts, strict=True)}) != 1:
+        return None
+    return tuple(starts) if joined or len(set(starts)) == 1 else None
 
 
 def _before(node: ir.Node, value: ir.Value, axis: int, facts: dict[ir.Value, Facts]) -> int:
@@ -179,22 +197,25 @@ def _axis(node: ir.Node, shape: Shape) -> int:
 def find_readout(
     graph: ir.Graph,
     facts: dict[ir.Value, Facts],
-    tap: Tap,
+    taps: Sequence[Tap],
     pool: Tap | None,
     logits: ir.Value,
 ) -> Readout | None:
     """How the head reads the tokens which the last attention writes.
 
-    The token axis is followed from the attention to where nodes pick tokens or average over them,
-    or to the product of the pooling attention `pool` with its values. None where the head does
-    nothing of the kind, or several of these.
+    The token axis is followed from the last attention of every token to where nodes pick tokens or
+    average over them, past class attention, or to the product of the pooling attention `pool` with
+    its values. None where the head does nothing of the kind, or several of these.
     """
-    leading = sources(logits)
+    tap = [tap for tap in taps if tap.queries == tap.keys][-1]
+    of_class = [tap.product for tap in taps if tap.queries < tap.keys]
+    leading = sources(logits, of_class)
     if pool is not None:  # its keys are tokens too, but lead to the weights, not to what is read
         leading -= sources(pool.value) - sources(pool.values)
     reads: set[tuple[str, int, int]] = set()
-    # Where the tokens lie, and the first of them.
-    reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), 0)}
+    # Where the tokens lie, and the first of them: those that come in later stand before.
+    later = taps[-1].keys - tap.keys
+    reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), later)}
     for node in graph:
         outputs = [v for v in node.outputs if v in leading]
         for source in dict.fromkeys(node.inputs):
@@ -214,6 +235,12 @@ def find_readout(
                     for v, lower, upper in parts
                     if v in outputs
                 ]
+            elif node.op_type == "Concat" and first and place.whole(facts[source].shape):
+                before = _before(node, source, place.axis, facts)
+                whole = Place(place.axis, place.count + before)
+                if not whole.whole(facts[node.outputs[0]].shape):
+                    return None
+                arrived = [(v, whole, first - before) for v in outputs]
             elif (read := _read(node, source, place, facts)) is not None:
                 what, lower, upper = read
                 reads.add((what, first + lower, first + upper))
@@ -225,6 +252,8 @@ def find_readout(
                     reads.add(("token", start, start + 1))
                 elif reached.setdefault(output, (where, start)) != (where, start):
                     return None
+    if of_class and not reads:  # nothing but what class attention wrote
+        reads.add(("token", 0, 1))
     kind = KINDS.get(tuple(kind for kind, _, _ in sorted(reads)))
     if kind is None:
         return None

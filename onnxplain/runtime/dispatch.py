@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import ALIASES, METHODS, Contract
+from onnxplain.contract import ALIASES, METHODS, AttentionLayer, Contract
 from onnxplain.errors import ContractError, InputError
 from onnxplain.runtime import methods
 
@@ -115,12 +115,17 @@ def compute(
         A map per image; NaN for an image whose outputs are not all finite, so that one bad image
         does not take its batch along.
     """
+    needs = METHODS[method]
     groups = [[values[name] for name in group] for group in sources(method, contract)]
+    if not needs.features and not needs.pixels:
+        last = contract.layers[-len(groups[0]) :]
+        groups = [
+            [_square(a, layer, contract) for a, layer in zip(g, last, strict=True)] for g in groups
+        ]
     count = len(groups[0][0])
     finite = np.ones(count, np.bool_)
     for array in (values[name] for name in reads(method, contract)):
         finite &= np.isfinite(array).reshape(count, -1).all(axis=1)
-    needs = METHODS[method]
     size = contract.input.size if needs.pixels else contract.tokens.grid
     grid = np.full((count, *size), np.nan, np.float32)
     if not finite.any():
@@ -144,6 +149,17 @@ def compute(
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}
     grid[finite] = function(*arguments, **keywords, **options)
     return grid
+
+
+def _square(array: NDArray[Any], layer: AttentionLayer, contract: Contract) -> NDArray[Any]:
+    """[B, heads, tokens, tokens] of a layer that has not all tokens: it leaves the others alone."""
+    tokens, first = contract.tokens.count, layer.first_token
+    if array.shape[-2:] == (tokens, tokens):
+        return array
+    whole = np.zeros((*array.shape[:-2], tokens, tokens), array.dtype)
+    rows, columns = (first + size for size in array.shape[-2:])
+    whole[..., first:rows, first:columns] = array
+    return whole
 
 
 def _function(method: str) -> Callable[..., NDArray[Any]]:
