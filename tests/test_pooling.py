@@ -80,6 +80,8 @@ def test_maps_start_from_the_pooling_attention(
     tokens = 16 + prefix
     row = np.zeros((3, 1, tokens))
     row[:, 0, prefix:] = weights_of(module, monkeypatch)
+    assert taps.attention_pooling is not None
+    close(taps.attention_pooling.mean((1, 2)), row[:, 0, prefix:])
     (a0, a1), (g0, g1) = (
         [np.asarray(layer, np.float64) for layer in kind if layer is not None]
         for kind in (taps.attention, taps.attention_gradient)

@@ -295,6 +295,7 @@ class Explainer:
             "attention_gradient": [layer.gradient for layer in contract.layers],
             "attention_relevance": [layer.relevance for layer in contract.layers],
             "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
+            "attention_pooling": [contract.readout.pooling if contract.readout else None],
             "features": [contract.features],
             "features_gradient": [contract.features_gradient],
             "input_relevance": [contract.input_relevance],

@@ -17,6 +17,7 @@ KINDS = (
     "attention_gradient",
     "attention_relevance",
     "attention_relevance_lrp",
+    "attention_pooling",
     "features",
     "features_gradient",
     "input_gradient",
@@ -36,10 +37,12 @@ class Taps:
     Attributes:
         logits: [B, classes], the model's own output.
         target: int64 [B], the class that the gradients belong to.
-        attention: Per layer [B, heads, N, N], first layer first.
+        attention: Per layer [B, heads, N, N], first layer first. A layer may have fewer tokens, as
+            its `AttentionLayer` says.
         attention_gradient: d logit[target] / d attention, same shapes.
         attention_relevance: Relevance propagated to each attention, same shapes.
         attention_relevance_lrp: The same under the plain LRP rules.
+        attention_pooling: Attention of a head that pools by it, [B, heads, queries, N].
         features: The Grad-CAM layer, [B, N, D] tokens or a [B, C, h, w] feature map.
         features_gradient: d logit[target] / d features.
         input_gradient: d logit[target] / d pixels, [B, 3, H, W].
@@ -53,6 +56,7 @@ class Taps:
     attention_gradient: list[Array | None] | None = None
     attention_relevance: list[Array | None] | None = None
     attention_relevance_lrp: list[Array | None] | None = None
+    attention_pooling: Array | None = None
     features: Array | None = None
     features_gradient: Array | None = None
     input_gradient: Array | None = None
