@@ -1,0 +1,65 @@
+"""A map shows a patch where it is: with registers, two head tokens, odd grids, pooling heads.
+
+Without position embeddings a transformer cannot tell patches apart that look alike. On a picture
+that is flat but for one patch, every map is flat but for that patch, whatever the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_vits import CONFIGURATIONS, small_vit
+from timm.models.cait import Cait
+
+import onnxplain as ox
+from onnxplain.contract import METHODS
+
+MAPS = tuple(method for method, needs in METHODS.items() if needs.pixels is None)
+FLAT = 1e-3  # of how far the patch stands out; float32, whose sums depend on the place
+
+MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "class token": (CONFIGURATIONS["class token"], ("cls",)),
+    "mean": (CONFIGURATIONS["mean pooling, no class token"], ()),
+    "distilled": (CONFIGURATIONS["distilled"], ("cls", "dist")),
+    "registers": (CONFIGURATIONS["registers"], ("cls", "reg0", "reg1", "reg2", "reg3")),
+    "not square": (CONFIGURATIONS["64 x 32 pixels"], ("cls",)),
+    "pooling behind registers": (
+        lambda: small_vit(global_pool="map", class_token=True, reg_tokens=1),
+        ("cls", "reg0"),
+    ),
+    "class attention": (lambda: small_vit(Cait), ("cls",)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_only_patch_that_differs(name: str, tmp_path: Path) -> None:
+    build, prefix = MODELS[name]
+    module = build()
+    module.pos_embed.data.zero_()
+    contract = ox.export(module, tmp_path / "vit.onnx", methods=MAPS, verify=False).contract
+    assert contract.tokens.prefix == prefix
+    rows, columns = contract.tokens.grid
+    (height, width), random = contract.input.size, np.random.default_rng(0)
+    assert (height // rows, width // columns) == module.patch_embed.patch_size
+    side = height // rows
+    places = [(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows - 1, columns - 1)]
+    images = np.zeros((len(places), 3, height, width), np.float32)
+    for image, (row, column) in zip(images, places, strict=True):
+        image[:, row * side : (row + 1) * side, column * side : (column + 1) * side] = (
+            random.normal(size=(3, side, side))
+        )
+    shown = 0
+    explainer = ox.Explainer(tmp_path / "vit.onnx", device="cpu", threads=1)
+    for result in explainer.explain_each(images, target=1):
+        for grid, (row, column) in zip(result.grid, places, strict=True):
+            if not grid.any():  # cut off as a whole, as evidence against the class is
+                continue
+            others = np.delete(grid.reshape(-1), row * columns + column)
+            away = abs(grid[row, column] - others.mean())
+            assert away > 0 and np.ptp(others) <= FLAT * away, (result.method, row, column)
+            shown += 1
+    assert shown > len(places) * len(MAPS) / 2
