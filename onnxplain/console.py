@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +34,8 @@ class Commands(TyperGroup):
         debug = "--debug" in (sys.argv[1:] if args is None else args)
         options["standalone_mode"] = False
         try:
-            status = super().main(args, *positional, **options)
+            with _heeding_interrupts():
+                status = super().main(args, *positional, **options)
         except Exception as error:
             status = INTERRUPTED if _interrupted(error) else UNUSABLE
             if debug:
@@ -42,6 +45,28 @@ class Commands(TyperGroup):
         if status == INTERRUPTED:
             complain("interrupted")
         sys.exit(status or 0)
+
+
+_stopped = threading.Event()
+
+
+@contextlib.contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """Keeps in mind that Ctrl-C came: where it strikes an import that may fail, it is swallowed."""
+
+    def stop(*_: object) -> None:
+        _stopped.set()
+        raise KeyboardInterrupt
+
+    _stopped.clear()
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set a handler
+        return
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupted(error: BaseException | None) -> bool:
@@ -73,9 +98,17 @@ def print_json(**summary: Any) -> None:
 
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls."""
+    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls.
+
+    A step raises `KeyboardInterrupt` where Ctrl-C came before and got lost.
+    """
+
+    def heed() -> None:
+        if _stopped.is_set():
+            raise KeyboardInterrupt
+
     if not sys.stderr.isatty():
-        yield lambda: None
+        yield heed
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -83,4 +116,9 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+
+        def advance() -> None:
+            heed()
+            bar.advance(task)
+
+        yield advance

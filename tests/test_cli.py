@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,11 +16,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import timm
+import typer
 from conftest import LABELS, ToyFile, toy_contract
 from PIL import Image
 from typer.testing import CliRunner, Result
 
 import onnxplain
+from onnxplain import console
 from onnxplain.cli import app
 from onnxplain.export.plain import to_onnx
 from onnxplain.inputs import find_pictures, place_results
@@ -271,6 +274,30 @@ class TestInterrupt:
         for path in written:
             with Image.open(path) as overlay:
                 overlay.load()  # raises where the file is cut off
+
+    def test_is_heeded_where_it_was_swallowed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """As by an import that may fail, which takes any error for a missing library."""
+
+        own = typer.Typer(cls=console.Commands)
+
+        @own.callback()
+        def several() -> None:
+            """Makes `swallow` one of several commands."""
+
+        @own.command()
+        def swallow() -> None:
+            with console.progress("steps", 2) as step:
+                step()
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+                step()
+                print("went on")
+
+        with pytest.raises(SystemExit) as ended:
+            own(["swallow"])
+        assert ended.value.code == 130
+        assert capsys.readouterr() == ("", "onnxplain: interrupted\n")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,10 @@ UNSUPPORTED: dict[str, tuple[Change, str]] = {
     "an output named as ours": (renamed("output", "features"), "named features"),
     "an input named as ours": (renamed("image", "target"), "named target"),
     "a weight named as ours": (renamed("conv.bias", "attention.0"), "named attention.0"),
-    "an operator without a rule": (through("Celu"), "Celu lies between the attention and the logits"),
+    "an operator without a rule": (
+        through("Celu"),
+        "Celu lies between the attention and the logits",
+    ),
 }
 
 
