@@ -131,6 +131,10 @@ def _instrument(
         preprocessing=preprocessing or None,
         gamma=gamma,
     )
+    if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
+        image = report.contract.input
+        told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
+        complain(f"assumed {', '.join(told)}, which the graph does not tell")
     _report(report, as_json)
 
 
@@ -193,6 +197,8 @@ def _explain(
                 | _summary(result)
                 | {"degenerate": bool(result.degenerate[0])}
             )
+            if not as_json:
+                _tell(done[-1])
             step()
     if as_json:
         print_json(
@@ -203,12 +209,13 @@ def _explain(
             results=done,
             failed=[{"input": str(path), "error": error} for path, error in failures.items()],
         )
-    else:
-        for one in done:
-            note = " (blank map)" if one["degenerate"] else ""
-            share = f"{one['label']} {one['probability']:.1%}"
-            print(f"{one['input']}: {share}{note} -> {one['output']}")
     raise typer.Exit(SOME_FAILED if failures else 0)
+
+
+def _tell(one: dict[str, Any]) -> None:
+    note = " (blank map)" if one["degenerate"] else ""
+    share = f"{one['label']} {one['probability']:.1%}"
+    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
 
 
 @app.command("compare")
@@ -218,7 +225,9 @@ def _compare(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The picture to write: panel.png.")
     ],
-    top: Annotated[int, typer.Option(min=1, help="So many likeliest classes, a row each.")] = 2,
+    top: Annotated[
+        int, typer.Option(min=1, max=10, help="So many likeliest classes, a row each.")
+    ] = 2,
     target: Annotated[
         list[str] | None, typer.Option(help="Class, label or number, instead; may be repeated.")
     ] = None,

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ class Commands(TyperGroup):
         for stream in (sys.stdout, sys.stderr):  # a name that they cannot show is no failure
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
+        warnings.filterwarnings("ignore", module="PIL")  # of large pictures, which are fine
         debug = "--debug" in (sys.argv[1:] if args is None else args)
         options["standalone_mode"] = False
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,10 +173,15 @@ class ImageInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Token sequence: the prefix tokens by name, then the patches row by row."""
+    """Token sequence: the prefix tokens by name, then the patches row by row.
+
+    The patches cover the picture, or, where they are `patch` pixels high and wide and that does not
+    divide it, all of it but a strip below and to the right.
+    """
 
     prefix: tuple[str, ...]
     grid: tuple[int, int]  # rows, columns of patches
+    patch: tuple[int, int] | None = None
 
     @property
     def count(self) -> int:
@@ -253,7 +259,7 @@ class Contract:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ContractError(f"{where}: the contract is not valid JSON ({error})") from None
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise ContractError(f"{where}: the contract has no format version; make the file again")
@@ -283,6 +289,54 @@ def _triple(value: Any) -> tuple[float, float, float]:
     return first, second, third
 
 
+def _check(contract: Contract) -> None:
+    """What a reader relies on, so that a damaged contract is said to be one.
+
+    Raises:
+        ValueError: What does not fit.
+    """
+    image, count = contract.input, contract.tokens.count
+    if contract.labels is not None and len(contract.labels) != contract.classes:
+        raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
+    numbers = (*image.mean, *image.std, image.crop_pct)
+    if not all(map(math.isfinite, numbers)) or min(*image.std, image.crop_pct) <= 0:
+        raise ValueError(f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}")
+    if count > image.size[0] * image.size[1] + len(contract.tokens.prefix):
+        raise ValueError(f"{count} tokens for {image.size[0]}x{image.size[1]} pixels")
+    if contract.tokens.patch is not None and any(
+        count * patch > size
+        for count, patch, size in zip(
+            contract.tokens.grid, contract.tokens.patch, image.size, strict=True
+        )
+    ):
+        raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
+    if not isinstance(contract.logits, str):
+        raise ValueError(f"logits {contract.logits!r}")
+    for layer in contract.layers:
+        if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:
+            raise ValueError(f"layer of kind {layer.kind!r} from token {layer.first_token} on")
+    readout = contract.readout
+    if readout is not None:
+        if readout.kind not in ("cls", "cls+dist", "mean", "attention") or not readout.ranges:
+            raise ValueError(f"readout {readout.kind!r} of ranges {readout.ranges}")
+        for start, stop in readout.ranges:
+            if not 0 <= start < stop <= count:
+                raise ValueError(f"readout range {start}..{stop} of {count} tokens")
+        if readout.pooling and len(readout.ranges) != 1:
+            raise ValueError(f"readout attention of {len(readout.ranges)} ranges")
+    for method, names in contract.methods.items():
+        needs = METHODS.get(method)
+        if needs is None:
+            continue  # of a later version
+        expected = set(needs.outputs(len(contract.layers)))
+        if needs.reads_row and not contract.layers:
+            raise ValueError(f"{method} without attention layers")
+        if readout is not None and readout.pooling and needs.reads_row:
+            expected.add(readout.pooling)
+        if set(names) != expected:
+            raise ValueError(f"{method} reads {', '.join(sorted(expected ^ set(names)))}")
+
+
 def _contract(data: dict[str, Any]) -> Contract:
     image = data["input"]
     tokens, readout = data["tokens"], data["readout"]
@@ -297,7 +351,11 @@ def _contract(data: dict[str, Any]) -> Contract:
                     "std": _triple(image["std"]),
                 }
             ),
-            "tokens": Tokens(prefix=tuple(tokens["prefix"]), grid=_pair(tokens["grid"])),
+            "tokens": Tokens(
+                prefix=tuple(tokens["prefix"]),
+                grid=_pair(tokens["grid"]),
+                patch=None if tokens.get("patch") is None else _pair(tokens["patch"]),
+            ),
             "readout": None
             if readout is None
             else Readout(
@@ -309,11 +367,5 @@ def _contract(data: dict[str, Any]) -> Contract:
             "labels": None if data.get("labels") is None else tuple(data["labels"]),
         }
     )
-    if contract.labels is not None and len(contract.labels) != contract.classes:
-        raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
-    if contract.readout is not None and contract.readout.pooling:
-        ((_, _),) = contract.readout.ranges  # one range
-    for start, stop in contract.readout.ranges if contract.readout is not None else ():
-        if not 0 <= start < stop <= contract.tokens.count:
-            raise ValueError(f"readout range {start}..{stop} of {contract.tokens.count} tokens")
+    _check(contract)
     return contract

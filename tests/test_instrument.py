@@ -417,6 +417,25 @@ def test_a_second_output_stays_and_the_logits_are_chosen(plain: Path, tmp_path: 
         ox.instrument(path, tmp_path / "other.onnx", contract={"logits": "pixels"})
 
 
+@pytest.mark.parametrize("end", ["Softmax", "LogSoftmax", "Sigmoid"])
+def test_probabilities_are_explained_by_the_logits_before_them(
+    end: str, plain: Path, explained: Path, tmp_path: Path
+) -> None:
+    def finish(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            node.output[:] = ["scores" if name == "output" else name for name in node.output]
+        model.graph.node.append(helper.make_node(end, ["scores"], ["output"]))
+
+    path = altered(plain, tmp_path / "plain.onnx", finish)
+    report = ox.instrument(path, tmp_path / "explained.onnx")
+    assert report.contract.logits == "logits"
+    same_as(explained, tmp_path / "explained.onnx", logits="logits")
+    feeds = {"image": pictures(2)}
+    close(run(report.path, feeds)["output"], run(path, feeds)["output"], UNCHANGED)
+    given = ox.instrument(path, tmp_path / "other.onnx", contract={"logits": "output"})
+    assert given.contract.logits == "output"
+
+
 def test_an_attention_beside_the_way_to_the_logits(
     plain: Path, explained: Path, tmp_path: Path
 ) -> None:

@@ -202,8 +202,19 @@ def test_an_operator_without_a_rule_leaves_attention(plain: Path) -> None:
 
 
 def test_a_model_that_is_explained_already(plain: Path) -> None:
-    ox.instrument(plain, plain, methods=["rollout"])
-    refused(plain, UnsupportedModelError, "expected the model that it was made from")
+    made = plain.with_name("made.onnx")
+    ox.instrument(plain, made, methods=["rollout"])
+    refused(made, UnsupportedModelError, "expected the model that it was made from")
+
+
+def test_a_model_is_not_overwritten(plain: Path, tmp_path: Path) -> None:
+    before = contents(tmp_path)
+    (tmp_path / "link.onnx").symlink_to(plain)
+    for place in (plain, tmp_path / "link.onnx"):
+        with pytest.raises(InputError, match="is the model itself and would be overwritten"):
+            ox.instrument(plain, place)
+    (tmp_path / "link.onnx").unlink()
+    assert contents(tmp_path) == before
 
 
 def written(path: Path) -> None:
@@ -290,7 +301,7 @@ def test_weights_beside_the_file_are_taken_in(source: Path, plain: Path, tmp_pat
     assert_same(outputs(tmp_path / "elsewhere" / "bundle" / "gradient.onnx"), expected)
 
 
-def test_a_large_file_may_be_replaced_by_its_explanation(
+def test_an_older_explanation_of_a_large_file_is_replaced(
     source: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     external(plain).rename(tmp_path / "plain.onnx.data")
@@ -300,12 +311,14 @@ def test_a_large_file_may_be_replaced_by_its_explanation(
             entry.value = "plain.onnx.data" if entry.key == "location" else entry.value
     onnx.save(model, plain)
     monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
-    ox.instrument(plain, plain)
-    assert contents(tmp_path).keys() == {"plain.onnx", "plain.onnx.data"}
+    for methods in (["rollout"], None):
+        ox.instrument(plain, tmp_path / "made.onnx", methods=methods)
+    names = {"plain.onnx", "plain.onnx.data", "made.onnx", "made.onnx.data"}
+    assert contents(tmp_path).keys() == names
     monkeypatch.undo()
     (tmp_path / "expected").mkdir()
     ox.instrument(source, tmp_path / "expected" / "explained.onnx")
-    assert_same(outputs(plain), outputs(tmp_path / "expected" / "explained.onnx"))
+    assert_same(outputs(tmp_path / "made.onnx"), outputs(tmp_path / "expected" / "explained.onnx"))
 
 
 def test_a_large_file_moves_together_with_its_weights(

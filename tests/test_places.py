@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mean": (CONFIGURATIONS["mean pooling, no class token"], ()),
     "distilled": (CONFIGURATIONS["distilled"], ("cls", "dist")),
     "registers": (CONFIGURATIONS["registers"], ("cls", "reg0", "reg1", "reg2", "reg3")),
+    "a strip left out": (lambda: small_vit(img_size=(39, 45)), ("cls",)),
     "not square": (CONFIGURATIONS["64 x 32 pixels"], ("cls",)),
     "pooling behind registers": (
         lambda: small_vit(global_pool="map", class_token=True, reg_tokens=1),
@@ -44,8 +45,8 @@ def test_the_only_patch_that_differs(name: str, tmp_path: Path) -> None:
     assert contract.tokens.prefix == prefix
     rows, columns = contract.tokens.grid
     (height, width), random = contract.input.size, np.random.default_rng(0)
-    assert (height // rows, width // columns) == module.patch_embed.patch_size
-    side = height // rows
+    side = module.patch_embed.patch_size[0]
+    assert (height // side, width // side) == (rows, columns)
     places = [(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows - 1, columns - 1)]
     images = np.zeros((len(places), 3, height, width), np.float32)
     for image, (row, column) in zip(images, places, strict=True):
@@ -62,4 +63,13 @@ def test_the_only_patch_that_differs(name: str, tmp_path: Path) -> None:
             away = abs(grid[row, column] - others.mean())
             assert away > 0 and np.ptp(others) <= FLAT * away, (result.method, row, column)
             shown += 1
+        for heatmap, blank, (row, column) in zip(
+            result.heatmap, result.degenerate, places, strict=True
+        ):
+            if not blank:
+                away = np.abs(heatmap - np.median(heatmap[: rows * side, : columns * side]))
+                away[rows * side :] = away[:, columns * side :] = 0
+                peak = np.unravel_index(away.argmax(), away.shape)
+                assert (peak[0] // side, peak[1] // side) == (row, column), result.method
+                assert not heatmap[rows * side :].any() and not heatmap[:, columns * side :].any()
     assert shown > len(places) * len(MAPS) / 2

@@ -13,7 +13,7 @@ import torch
 from onnxplain import graphs
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export import timm_models
-from onnxplain.export.plain import to_onnx
+from onnxplain.export.plain import LOGITS, to_onnx
 from onnxplain.export.verify import verify as verify_files
 from onnxplain.graphs.storage import check_destination
 
@@ -46,7 +46,7 @@ def export_model(
         to_onnx(module, image_size=size),
         bundle=bundle,
         methods=methods,
-        contract=None if tokens is None else {"tokens": tokens},
+        contract={"logits": LOGITS} | ({} if tokens is None else {"tokens": tokens}),
         labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
         preprocessing=timm_models.preprocessing_of(
             module, size, model_kwargs.get("pretrained_cfg_overlay") or {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import MissingDependencyError, ModelError
+from onnxplain.errors import InputError, MissingDependencyError, ModelError
 
 try:
     import onnx_ir as ir
@@ -45,7 +45,8 @@ def instrument(
         methods: Method names; None: every method that the architecture supports.
         contract: What overrides the findings: `tokens`, such as
             `{"prefix": ["cls"], "grid": [14, 14]}`; `readout`, such as
-            `{"kind": "cls", "ranges": [[0, 1]]}`; `logits`, the name of the output to explain;
+            `{"kind": "cls", "ranges": [[0, 1]]}`; `logits`, the name of the output to explain
+            (left out, what a Softmax or Sigmoid at the end makes probabilities of);
             `input`, as in `preprocessing`.
         labels: Class names in order, or a text file with one per line.
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
@@ -63,6 +64,10 @@ def instrument(
     """
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)
+    if not isinstance(source, ir.Model) and Path(path).exists() and Path(path).samefile(source):
+        raise InputError(
+            f"{path} is the model itself and would be overwritten; choose another name"
+        )
     model = load(source)
     try:
         explained = explain(

@@ -137,7 +137,8 @@ def _layers(found: Structure) -> Iterator[AttentionLayer]:
 def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     fields: dict[str, Any] = dict(given or {})
     if found.tokens is not None:
-        fields.setdefault("grid", found.tokens.grid)
+        if fields.setdefault("grid", found.tokens.grid) == found.tokens.grid:
+            fields.setdefault("patch", found.tokens.patch)
         fields.setdefault("prefix", prefix_names(found.tokens.prefix, found.readout))
     if "grid" not in fields or "prefix" not in fields:
         raise UnsupportedModelError(

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import (
+    ALIASES,
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
@@ -44,6 +45,7 @@ from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 __all__ = ["SINGLE", "Explained", "explain"]
 
 SINGLE = "single"
+PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
 TARGET = "target"
 
 
@@ -108,6 +110,9 @@ def explain(
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     found = analyse(model, logits)
+    if logits is None and (inner := _before_probabilities(found)) is not None:
+        model, logits = _with_logits(model, inner)
+        found = analyse(model, logits)
     base = draft(
         model,
         found,
@@ -134,6 +139,29 @@ def explain(
     return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
 
 
+def _before_probabilities(found: Structure) -> ir.Value | None:
+    """What a Softmax or Sigmoid at the very end makes probabilities of."""
+    node = found.logits.producer()
+    if node is None or node.domain != "" or node.op_type not in PROBABILITIES:
+        return None
+    inner = node.inputs[0]
+    return inner if inner is not None and inner.producer() is not None else None
+
+
+def _with_logits(model: ir.Model, inner: ir.Value) -> tuple[ir.Model, str]:
+    """A copy of the model with the value as one more output, and the name of that output."""
+    facts, name = analyse(model).facts, inner.name
+    model = model.clone()
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    value, fact = values[name], facts[inner]
+    value.type, value.shape = ir.TensorType(fact.dtype), symbolic(fact.shape)
+    if "logits" not in {*values, *model.graph.initializers, *(v.name for v in model.graph.inputs)}:
+        value.name = "logits"
+    if not value.is_graph_output():
+        model.graph.outputs.append(value)
+    return model, str(value.name)
+
+
 def _known(model: ir.Model) -> dict[str, Any]:
     """What the plain graph of a bundle says of itself, as overrides for the contract."""
     if KEY not in model.metadata_props:
@@ -155,7 +183,8 @@ def _methods(
         if not served:
             raise UnsupportedModelError("; ".join(f"{m}: {why}" for m, why in refused.items()))
         return served
-    wanted = [methods] if isinstance(methods, str) else list(methods)
+    given = [methods] if isinstance(methods, str) else list(methods)
+    wanted = [ALIASES.get(method, method) for method in given]
     if not wanted:
         raise InputError(f"no methods given; expected some of {', '.join(METHODS)}")
     for method in wanted:

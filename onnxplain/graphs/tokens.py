@@ -26,11 +26,13 @@ SPATIAL = PER_IMAGE | {"Pad"}  # from a picture [batch, channels, rows, columns]
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """What was found of the tokens: the patch `grid` (rows, columns), and for each attention how
-    many tokens stand before the patches among its keys."""
+    """What was found of the tokens: the patch `grid` (rows, columns), for each attention how many
+    tokens stand before the patches among its keys, and the size of a patch where the patches leave
+    a strip of the picture out."""
 
     grid: tuple[int, int]
     before: tuple[int, ...]
+    patch: tuple[int, int] | None = None
 
     @property
     def prefix(self) -> int:
@@ -58,7 +60,25 @@ def find_tokens(
             raise UnsupportedModelError(
                 f"{value.name} numbers the patches column by column; expected row by row"
             )
-        return TokenLayout(grid, before)
+        return TokenLayout(grid, before, _patch(facts, image, grid))
+    return None
+
+
+def _patch(
+    facts: dict[ir.Value, Facts], image: ir.Value, grid: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Height and width of patches that do not cover the picture; None where they do."""
+    for node in image.consumers():
+        out = facts[node.outputs[0]].shape if node.outputs else ()
+        strides = node.attributes.get("strides")
+        if node.op_type != "Conv" or strides is None or tuple(out[2:]) != grid:
+            continue
+        high, wide = strides.as_ints()
+        kernel, pads = facts[node.inputs[1]].shape[2:], node.attributes.get("pads")  # type: ignore[index]
+        padded = pads is not None and any(pads.as_ints())
+        covered = (grid[0] * high, grid[1] * wide)
+        if tuple(kernel) == (high, wide) and not padded and covered != facts[image].shape[2:]:
+            return high, wide
     return None
 
 

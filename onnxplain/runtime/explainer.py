@@ -272,8 +272,11 @@ class Explainer:
         batch: list[Prepared],
     ) -> Explanation:
         # Relevance of pixels has a sign: the map shows what speaks for the class.
-        shown = np.maximum(grid, 0) if METHODS[method].pixels else grid
-        heatmap, degenerate = upsample(shown, self.contract.input.size)
+        pixels, tokens = METHODS[method].pixels, self.contract.tokens
+        shown, covered = np.maximum(grid, 0) if pixels else grid, None
+        if tokens.patch is not None and not pixels:
+            covered = tokens.grid[0] * tokens.patch[0], tokens.grid[1] * tokens.patch[1]
+        heatmap, degenerate = upsample(shown, self.contract.input.size, covered)
         target, labels = _resolved(classes, logits), self.contract.labels
         return Explanation(
             method=method,

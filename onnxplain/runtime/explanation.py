@@ -44,7 +44,7 @@ _THUMBNAIL = 320
 
 
 def upsample(
-    grid: NDArray[np.float32], size: tuple[int, int]
+    grid: NDArray[np.float32], size: tuple[int, int], covered: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Maps on the patch grid as heatmaps at model input size.
 
@@ -54,12 +54,15 @@ def upsample(
     Args:
         grid: [B, h, w], raw values.
         size: (H, W) of the model's input.
+        covered: Rows and columns of it, from the upper left, that the grid covers; None: all. The
+            rest, which the model does not see, is 0.
 
     Returns:
         float32 [B, H, W] in 0..1, and bool [B]: which maps are degenerate (not finite, or constant
         up to rounding: span at most 1e-5 of the largest magnitude). Degenerate ones become 0.
     """
     heatmap = np.zeros((len(grid), *size), np.float32)
+    rows, columns = size if covered is None else covered
     degenerate = np.zeros(len(grid), np.bool_)
     for i, values in enumerate(grid):
         low, high = float(values.min()), float(values.max())
@@ -68,9 +71,9 @@ def upsample(
             continue
         # In float64 and relative to the span, so that very small and very large maps survive.
         scaled = ((values.astype(np.float64) - low) / (high - low)).astype(np.float32)
-        large = cv2.resize(scaled, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+        large = cv2.resize(scaled, (columns, rows), interpolation=cv2.INTER_LINEAR)
         floor = large.min()
-        heatmap[i] = (large - floor) / (large.max() - floor)
+        heatmap[i, :rows, :columns] = (large - floor) / (large.max() - floor)
     return heatmap, degenerate
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Model"]
 
+_ORDINARY = 1e6  # normalised pixel values beyond it may overflow in a sound model
+
 
 class _Graph:
     """One ONNX file, opened when it is first run."""
@@ -125,7 +127,7 @@ class Model:
 
         Raises:
             InputError: No graph has one of the outputs.
-            ModelError: onnxruntime failed while running.
+            ModelError: onnxruntime failed while running, or no logits are finite.
         """
         values: dict[str, NDArray[Any]] = {}
         for graph, names in self._plan(set(outputs)):
@@ -133,6 +135,13 @@ class Model:
                 if graph.session is None:
                     self._open(graph)
             values.update(self._run_in_batches(graph, pixels, target, names))
+        finite = np.isfinite(values[self.contract.logits]).all(axis=-1)
+        ordinary = np.abs(pixels).reshape(len(pixels), -1).max(axis=1) < _ORDINARY
+        if len(finite) and not finite.any() and ordinary.any():
+            raise ModelError(
+                f"{self.path}: the logits are not finite; a weight of the model, or mean and std "
+                "in its contract, must be damaged"
+            )
         return values
 
     def _plan(self, wanted: set[str]) -> list[tuple[_Graph, list[str]]]:

@@ -62,11 +62,15 @@ def class_index(target: Any, contract: Contract) -> int:
 
 def _labelled(label: str, contract: Contract) -> int:
     labels = contract.labels or ()
-    if label in labels:
-        return labels.index(label)
     folded = [known.casefold() for known in labels]
-    if label.casefold() in folded:
-        return folded.index(label.casefold())
+    for names, name in ((list(labels), label), (folded, label.casefold())):
+        places = [i for i, known in enumerate(names) if known == name]
+        if len(places) > 1:
+            raise InputError(
+                f"label {label!r} names classes {', '.join(map(str, places[:5]))}; give the index"
+            )
+        if places:
+            return places[0]
     if label.isascii() and label.isdecimal():
         return class_index(int(label), contract)
     if not labels:
