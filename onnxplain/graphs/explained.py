@@ -15,7 +15,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import (
-    ALIASES,
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
@@ -25,7 +24,6 @@ from onnxplain.contract import (
     METHODS,
     POOLING,
     Contract,
-    Readout,
     Source,
     attention_gradient_name,
     attention_name,
@@ -35,6 +33,7 @@ from onnxplain.contract import (
 from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
 from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
+from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
@@ -121,7 +120,7 @@ def explain(
         labels=labels,
         overrides=overrides,
     )
-    chosen = _methods(found, base.readout, methods)
+    chosen = served(found, base.readout, methods)
     if gamma and "attnlrp" in chosen:
         base = dataclasses.replace(base, rules={"attnlrp": {"gamma": gamma}})
     whole = _serve(base, chosen)
@@ -130,8 +129,8 @@ def explain(
     if not bundle:
         return Explained(whole, {SINGLE: _build(model, whole)}, source_bytes)
     models, seen = {}, set()
-    for kind, served in GRAPH_KINDS.items():
-        own = tuple(method for method in chosen if method in served)
+    for kind, methods_of_kind in GRAPH_KINDS.items():
+        own = tuple(method for method in chosen if method in methods_of_kind)
         if own not in seen and (own or kind == "plain"):
             seen.add(own)
             models[kind] = _build(model, _serve(base, own))
@@ -171,69 +170,6 @@ def _known(model: ir.Model) -> dict[str, Any]:
         raise UnsupportedModelError("explained already; expected the model that it was made from")
     image = {k: v for k, v in dataclasses.asdict(own.input).items() if k not in FOUND}
     return {"input": image, "labels": own.labels, "tokens": {"prefix": own.tokens.prefix}}
-
-
-def _methods(
-    found: Structure, readout: Readout | None, methods: Iterable[str] | None
-) -> tuple[str, ...]:
-    """The methods to serve, cheapest first."""
-    refused = _refusals(found, readout)
-    if methods is None:
-        served = tuple(method for method in METHODS if method not in refused)
-        if not served:
-            raise UnsupportedModelError("; ".join(f"{m}: {why}" for m, why in refused.items()))
-        return served
-    given = [methods] if isinstance(methods, str) else list(methods)
-    wanted = [ALIASES.get(method, method) for method in given]
-    if not wanted:
-        raise InputError(f"no methods given; expected some of {', '.join(METHODS)}")
-    for method in wanted:
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; expected some of {', '.join(METHODS)}")
-        if method in refused:
-            raise UnsupportedModelError(
-                f"{method} is not defined for this model: {refused[method]}"
-            )
-    return tuple(method for method in METHODS if method in wanted)
-
-
-def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
-    """Methods that are not defined for the model, each with the reason."""
-    reasons: dict[str, str] = {}
-    pixels = "its rules are for transformers with attention of every token to every token"
-    for method, needs in METHODS.items():
-        if found.no_attention is not None and not needs.features:
-            reasons[method] = pixels if needs.pixels else found.no_attention
-            continue
-        if needs.features and found.features is None:
-            reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
-        if readout is None and needs.reads_row:
-            reasons[method] = (
-                "the head neither picks one or two tokens nor averages over tokens, so no row of "
-                "the attention stands for it; to choose one, give "
-                'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
-            )
-        if needs.pixels and (node := _without_rule(found)) is not None:
-            reasons[method] = (
-                f"node {node.name}: operator {node.op_type} lies between the pixels and the logits "
-                "and has no relevance rule"
-            )
-    return reasons
-
-
-def _without_rule(found: Structure) -> ir.Node | None:
-    """A node on the way from the pixels to the logits that the tables have no rule for."""
-    leading, last = {found.logits}, found.logits.producer()
-    assert last is not None and last.graph is not None
-    live = dependents(last.graph, found.image)
-    for node in reversed(last.graph):
-        if not leading.isdisjoint(node.outputs):
-            sources = {v for v in node.inputs if v in live and v is not None}
-            moved = {v for v in sources if found.facts[v].dtype.is_floating_point()}
-            if moved and node.op_type not in LRP:
-                return node
-            leading |= moved
-    return None
 
 
 def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
