@@ -61,8 +61,9 @@ def _heeding_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
     _stopped.clear()
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set a handler
+    main = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # as in the background, where a shell has it ignored
         return
     before = signal.signal(signal.SIGINT, stop)
     try:

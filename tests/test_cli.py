@@ -253,6 +253,11 @@ class TestInspect:
             assert part in text
 
 
+def heed_interrupts() -> None:
+    """A shell has them ignored by what it runs in the background, and its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class TestInterrupt:
     def test_leaves_no_half_written_file(self, toy_file: ToyFile, tmp_path: Path) -> None:
         first = picture(tmp_path / "photos" / "0.png", size=(1000, 800))
@@ -261,7 +266,10 @@ class TestInterrupt:
         out = tmp_path / "out"
         command = ["explain", str(toy_file()), str(tmp_path / "photos"), "-o", str(out)]
         with subprocess.Popen(
-            [sys.executable, "-m", "onnxplain", *command], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "onnxplain", *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_interrupts,
         ) as process:
             deadline = time.monotonic() + 60
             while not any(out.glob("*.png")) and time.monotonic() < deadline:
@@ -278,6 +286,7 @@ class TestInterrupt:
     def test_is_heeded_where_it_was_swallowed(self, capsys: pytest.CaptureFixture[str]) -> None:
         """As by an import that may fail, which takes any error for a missing library."""
 
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         own = typer.Typer(cls=console.Commands)
 
         @own.callback()
@@ -297,7 +306,7 @@ class TestInterrupt:
             own(["swallow"])
         assert ended.value.code == 130
         assert capsys.readouterr() == ("", "onnxplain: interrupted\n")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 @pytest.fixture(scope="module")
