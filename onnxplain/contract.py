@@ -90,8 +90,13 @@ class Needs:
         names = self.outputs(1)
         return any("gradient" in name or "relevance" in name for name in names)
 
-    def outputs(self, layers: int) -> tuple[str, ...]:
-        """Names of the outputs for a model of `layers` attention layers, in graph order."""
+    def pooling(self, readout: Readout | None) -> str | None:
+        """Name of the output with the weight of each token, where the row depends on the image."""
+        return readout.pooling if readout is not None and self.reads_row else None
+
+    def outputs(self, layers: int, readout: Readout | None = None) -> tuple[str, ...]:
+        """Names of the outputs for a model of `layers` attention layers and its readout."""
+        pooling = self.pooling(readout)
         span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
         return (
             *(attention_name(i) for i in span[self.attention]),
@@ -100,6 +105,7 @@ class Needs:
             *(attention_relevance_lrp_name(i) for i in span[self.relevance_lrp]),
             *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
             *((self.pixels,) if self.pixels else ()),
+            *((pooling,) if pooling else ()),
         )
 
 
@@ -328,11 +334,9 @@ def _check(contract: Contract) -> None:
         needs = METHODS.get(method)
         if needs is None:
             continue  # of a later version
-        expected = set(needs.outputs(len(contract.layers)))
+        expected = set(needs.outputs(len(contract.layers), readout))
         if needs.reads_row and not contract.layers:
             raise ValueError(f"{method} without attention layers")
-        if readout is not None and readout.pooling and needs.reads_row:
-            expected.add(readout.pooling)
         if set(names) != expected:
             raise ValueError(f"{method} reads {', '.join(sorted(expected ^ set(names)))}")
 

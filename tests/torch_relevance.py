@@ -9,6 +9,7 @@ each; what a rule calls a VJP comes from torch's autograd.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ def vjp(f: Function, x: Tensor, g: Tensor) -> Tensor:
         return torch.autograd.grad(f(x), x, g)[0]
 
 
-class Table:
+class Table(ABC):
     """What the tables of Chefer et al. share: one-hot seed, half for each factor of a product,
     everything that is not named passes relevance unchanged."""
 
@@ -71,8 +72,9 @@ class Table:
     def seed(self, one_hot: Tensor, logits: Tensor) -> Tensor:
         return one_hot
 
+    @abstractmethod
     def linear(self, r: Tensor, x: Tensor, y: Tensor, weight: Tensor, map: Function) -> Tensor:
-        raise NotImplementedError
+        """Relevance of x."""
 
     def patches(self, r: Tensor, x: Tensor, y: Tensor, weight: Tensor, map: Function) -> Tensor:
         return self.linear(r, x, y, weight, map)

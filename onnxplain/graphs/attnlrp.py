@@ -10,50 +10,37 @@ starts from c = 1 at the target, which is R = logit; the relevance of a tap is c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.builder import Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.reductions import normalisation
+from onnxplain.graphs.gradient.table import Grads, Results, first
 from onnxplain.graphs.relevance import (
-    EPSILON,
     PASSES,
     UNKNOWN,
     again,
     back,
     only,
     scaled_factor,
+    stabilised,
     unbiased,
 )
-from onnxplain.graphs.walk import Cotangent, Rule, Step
+from onnxplain.graphs.walk import Rule, Step
 
 __all__ = ["attn_lrp"]
 
-Coefficients = Sequence[Tensor | None]
-Results = Sequence[Tensor | Cotangent | None]
 
-
-def stabilised(b: Builder, a: Tensor, x: Tensor) -> Tensor:
-    """a / (x + epsilon)."""
-    return b.div(a, b.add(x, EPSILON))
-
-
-def first(c: Coefficients) -> Tensor:
-    assert c[0] is not None
-    return c[0]
-
-
-def identity(s: Step, c: Coefficients) -> Results:
+def identity(s: Step, c: Grads) -> Results:
     """R_x = R_y, so c_x = c y / x."""
     return (unchanged(s, c, 0),)
 
 
-def unchanged(s: Step, c: Coefficients, i: int) -> Tensor:
+def unchanged(s: Step, c: Grads, i: int) -> Tensor:
     return stabilised(s.b, s.b.mul(first(c), s.y), s.input(i))
 
 
-def shift(s: Step, c: Coefficients) -> Results:
+def shift(s: Step, c: Grads) -> Results:
     """A sum passes c on, and with it R a / (a + b); one number for all elements takes nothing, as
     the 1 of a GELU written out with 1 + erf."""
     for i in (0, 1):
@@ -62,7 +49,7 @@ def shift(s: Step, c: Coefficients) -> Results:
     return GRADIENT[s.node.op_type](s, c)
 
 
-def layer_normalization(s: Step, c: Coefficients) -> Results:
+def layer_normalization(s: Step, c: Grads) -> Results:
     """x - mean and the affine map are linear, the deviation is a constant: r (cw - mean(cw))."""
     b, (axes, _, r) = s.b, normalisation(s)
     cw = b.mul(first(c), s.input(1))
@@ -72,13 +59,13 @@ def layer_normalization(s: Step, c: Coefficients) -> Results:
 def halved(vjp: Rule) -> Rule:
     """A product of two activations: each factor gets half."""
 
-    def rule(s: Step, c: Coefficients) -> Results:
+    def rule(s: Step, c: Grads) -> Results:
         return vjp(s, [s.b.mul(first(c), 0.5)])
 
     return rule
 
 
-def multiplication(s: Step, c: Coefficients) -> Results:
+def multiplication(s: Step, c: Grads) -> Results:
     """A scale is a constant; two activations get half each."""
     if (scaled := scaled_factor(s)) is None:
         return halved(GRADIENT["Mul"])(s, c)
@@ -95,7 +82,7 @@ def linear(gamma: float) -> Rule:
     so the denominator is y + gamma / 2 (y + sign(y) n), and R_x takes three products.
     """
 
-    def rule(s: Step, c: Coefficients) -> Results:
+    def rule(s: Step, c: Grads) -> Results:
         vjp = GRADIENT[s.node.op_type]
         if s.node.op_type in ("MatMul", "Einsum") and not (s.fixed(0) or s.fixed(1)):
             return halved(vjp)(s, c)

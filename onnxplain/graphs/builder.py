@@ -7,7 +7,6 @@ nothing is no node: rules can be written as the formulas they are.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import onnx_ir as ir
 
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape
 
-__all__ = ["Builder", "Tensor", "broadcast", "elements", "symbolic"]
+__all__ = ["Builder", "Tensor", "broadcast", "symbolic"]
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,6 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(len(shape) for shape in shapes)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
-
-
-def elements(shape: Shape) -> Dim:
-    """Number of elements, as a size that another tensor may have."""
-    number = math.prod(d.factor if isinstance(d, Batch) else d for d in shape)
-    return Batch(number) if any(isinstance(d, Batch) for d in shape) else number
 
 
 class Builder:

@@ -37,6 +37,7 @@ from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
+from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.graphs.taps import Layout, dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
@@ -110,7 +111,7 @@ def explain(
     logits = overrides.pop("logits", None)
     found = analyse(model, logits)
     if logits is None and (inner := _before_probabilities(found)) is not None:
-        model, logits = _with_logits(model, inner)
+        model, logits = _with_logits(model, inner, found.facts[inner])
         found = analyse(model, logits)
     base = draft(
         model,
@@ -147,12 +148,11 @@ def _before_probabilities(found: Structure) -> ir.Value | None:
     return inner if inner is not None and inner.producer() is not None else None
 
 
-def _with_logits(model: ir.Model, inner: ir.Value) -> tuple[ir.Model, str]:
+def _with_logits(model: ir.Model, inner: ir.Value, fact: Facts) -> tuple[ir.Model, str]:
     """A copy of the model with the value as one more output, and the name of that output."""
-    facts, name = analyse(model).facts, inner.name
     model = model.clone()
     values = {value.name: value for node in model.graph for value in node.outputs}
-    value, fact = values[name], facts[inner]
+    value = values[inner.name]
     value.type, value.shape = ir.TensorType(fact.dtype), symbolic(fact.shape)
     if "logits" not in {*values, *model.graph.initializers, *(v.name for v in model.graph.inputs)}:
         value.name = "logits"
@@ -175,12 +175,7 @@ def _known(model: ir.Model) -> dict[str, Any]:
 def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
     """The contract of a graph that has the outputs of `methods` and no others."""
     count = len(contract.layers)
-    pooling = contract.readout.pooling if contract.readout is not None else None
-    needed = {
-        method: METHODS[method].outputs(count)
-        + ((pooling,) if pooling and METHODS[method].reads_row else ())
-        for method in methods
-    }
+    needed = {method: METHODS[method].outputs(count, contract.readout) for method in methods}
     outputs = {name for names in needed.values() for name in names}
 
     def present(name: str) -> str | None:

@@ -11,7 +11,7 @@ An operator y = f(x) without an entry of its own gets x * VJP_f(R / y), made fro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +19,11 @@ import numpy as np
 from onnxplain.graphs.axes import volume
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.gradient.table import Grads, Results, first
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = [
     "ATTRIBUTION",
-    "EPSILON",
     "LRP",
     "PASSES",
     "UNKNOWN",
@@ -31,6 +31,7 @@ __all__ = [
     "back",
     "only",
     "scaled_factor",
+    "stabilised",
     "unbiased",
 ]
 
@@ -52,27 +53,22 @@ PASSES = (
 UNKNOWN = ("InstanceNormalization", "LpNormalization", "ReduceL2")
 # fmt: on
 
-Relevances = Sequence[Tensor | None]
-Results = Sequence[Tensor | Cotangent | None]
+
+def stabilised(b: Builder, a: Tensor, c: Tensor) -> Tensor:
+    """a / (c + epsilon), for divisors that are 0 only where a is 0 too or is multiplied by 0."""
+    return b.div(a, b.add(c, EPSILON))
 
 
-def divide(b: Builder, a: Tensor, c: Tensor, *, multiple: bool = False) -> Tensor:
-    """a / c, and 0 where c is 0; `multiple`: where a is 0 too.
+def divide(b: Builder, a: Tensor, c: Tensor) -> Tensor:
+    """a / c, and 0 where c is 0.
 
     As a c / (c c + tiny): onnxruntime's Where takes as long as six products. The reference divides
     by c + 1e-9, which on the golden models moves relevance by 2e-5 of the largest value.
     """
-    if multiple:
-        return b.div(a, b.add(c, EPSILON))
     return b.div(b.mul(a, c), b.add(b.mul(c, c), TINY))
 
 
-def first(r: Relevances) -> Tensor:
-    assert r[0] is not None
-    return r[0]
-
-
-def passes(s: Step, r: Relevances) -> Results:
+def passes(s: Step, r: Grads) -> Results:
     """Relevance goes through unchanged."""
     return (first(r),)
 
@@ -80,7 +76,7 @@ def passes(s: Step, r: Relevances) -> Results:
 def derived(vjp: Rule) -> Rule:
     """The default rule: x * VJP_f(R / y)."""
 
-    def rule(s: Step, r: Relevances) -> Results:
+    def rule(s: Step, r: Grads) -> Results:
         shares = vjp(replace(s, dots=None), [divide(s.b, first(r), s.y)])
         return _contributions(s, shares)
 
@@ -90,7 +86,7 @@ def derived(vjp: Rule) -> Rule:
 def moved(vjp: Rule) -> Rule:
     """Relevance goes where the gradient goes, and stays a multiple of its value if it was one."""
 
-    def rule(s: Step, r: Relevances) -> Results:
+    def rule(s: Step, r: Grads) -> Results:
         wrapped = [Cotangent(g) if isinstance(g, Tensor) else g for g in vjp(s, r)]
         return [None if c is None else replace(c, multiple=s.multiple) for c in wrapped]
 
@@ -107,7 +103,7 @@ def _contributions(s: Step, shares: Results, factor: float = 1.0) -> Results:
     return results
 
 
-def linear(s: Step, r: Relevances) -> Results:
+def linear(s: Step, r: Grads) -> Results:
     """x+ W+ + x- W- under one denominator, by products of x, |x|, W and |W|.
 
     With y = x W and n = |x| |W|, x+ W+ + x- W- = (y + n) / 2; the halves of the denominator and of
@@ -120,9 +116,9 @@ def linear(s: Step, r: Relevances) -> Results:
     """
     b, (i, w) = s.b, _operands(s)
     if _has_few_inputs(s, w):
-        parts = [[b.binary(bound, s.input(k), 0) for k in (i, w)] for bound in ("Max", "Min")]
+        parts = list(_signed(s, i, w))
         total = b.add(*(again(s, i, x, weight) for x, weight in parts))
-        share = b.div(first(r), b.add(total, EPSILON))
+        share = stabilised(b, first(r), total)
         return only(i, b.add(*(b.mul(x, back(s, i, share, weight)) for x, weight in parts)))
     size = b.unary("Abs", s.input(i))
     weight = b.unary("Abs", s.input(w))
@@ -131,6 +127,12 @@ def linear(s: Step, r: Relevances) -> Results:
     signed = b.mul(s.input(i), back(s, i, share, s.input(w)))
     whole = b.add(signed, b.mul(size, back(s, i, share, weight)))
     return only(i, Cotangent(whole, multiple=True))
+
+
+def _signed(s: Step, i: int, w: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """x+ and W+, x- and W-."""
+    for bound in ("Max", "Min"):
+        yield s.b.binary(bound, s.input(i), 0), s.b.binary(bound, s.input(w), 0)
 
 
 def _has_few_inputs(s: Step, w: int) -> bool:
@@ -148,18 +150,17 @@ def _has_few_inputs(s: Step, w: int) -> bool:
     return bool((count[count > 0] < FEW).any())
 
 
-def linear_apart(s: Step, r: Relevances) -> Results:
+def linear_apart(s: Step, r: Grads) -> Results:
     """x+ W+ and x- W-, a denominator each."""
     b, (i, w) = s.b, _operands(s)
     parts = []
-    for bound in ("Max", "Min"):
-        x, weight = (b.binary(bound, t, 0) for t in (s.input(i), s.input(w)))
+    for x, weight in _signed(s, i, w):
         share = b.div(first(r), again(s, i, x, weight, bias=EPSILON))
         parts.append(b.mul(x, back(s, i, share, weight)))
     return only(i, b.add(*parts))
 
 
-def bounded(s: Step, r: Relevances) -> Results:
+def bounded(s: Step, r: Grads) -> Results:
     """z-B rule of a first convolution: x W - low W+ - high W-, with each picture's own bounds."""
     b, x, weight = s.b, s.input(0), s.input(1)
     axes = list(range(1, x.rank))
@@ -212,14 +213,14 @@ def unbiased(s: Step) -> Tensor:
     return s.b.sub(s.y, bias if beta == 1 else s.b.mul(bias, beta))
 
 
-def product(s: Step, r: Relevances) -> Results:
+def product(s: Step, r: Grads) -> Results:
     """P V and Q K^T: each factor gets half of x * VJP(R / y)."""
-    share = divide(s.b, first(r), s.y, multiple=s.multiple)
+    share = (stabilised if s.multiple else divide)(s.b, first(r), s.y)
     shares = GRADIENT[s.node.op_type](replace(s, dots=None), [share])
     return _contributions(s, shares, 0.5)  # onnxruntime scales within the product
 
 
-def multiplication(s: Step, r: Relevances) -> Results:
+def multiplication(s: Step, r: Grads) -> Results:
     """A scale passes relevance on to what it scales; two activations get half each."""
     if (scaled := scaled_factor(s)) is not None:
         return only(scaled, first(r))
@@ -250,7 +251,7 @@ def addition(balance: bool) -> Rule:
     A constant per feature (a bias) takes nothing, nor does one number per token (a mean).
     """
 
-    def rule(s: Step, r: Relevances) -> Results:
+    def rule(s: Step, r: Grads) -> Results:
         b = s.b
         for i in (1, 0):
             bias = s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1])
@@ -282,7 +283,7 @@ def _balanced(b: Builder, parts: list[Tensor], r: Tensor) -> list[Tensor]:
 def matrix(affine: Rule) -> Rule:
     """A product with a weight is a linear map, one of two activations is not."""
 
-    def rule(s: Step, r: Relevances) -> Results:
+    def rule(s: Step, r: Grads) -> Results:
         if s.node.op_type in ("MatMul", "Einsum") and not (s.fixed(0) or s.fixed(1)):
             return product(s, r)
         return affine(s, r)
@@ -293,7 +294,7 @@ def matrix(affine: Rule) -> Rule:
 def first_convolution(other: Rule) -> Rule:
     """The z-B rule where the convolution reads the picture itself, `other` elsewhere."""
 
-    def rule(s: Step, r: Relevances) -> Results:
+    def rule(s: Step, r: Grads) -> Results:
         return (bounded if s.input(0).value.is_graph_input() else other)(s, r)
 
     return rule

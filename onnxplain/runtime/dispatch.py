@@ -88,13 +88,8 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
 def reads(method: str, contract: Contract) -> list[str]:
     """All outputs that the method's map is made of."""
     names = [name for group in sources(method, contract) for name in group]
-    pooling = _pooling(method, contract)
+    pooling = METHODS[method].pooling(contract.readout)
     return names if pooling is None else [*names, pooling]
-
-
-def _pooling(method: str, contract: Contract) -> str | None:
-    readout = contract.readout
-    return readout.pooling if readout is not None and METHODS[method].reads_row else None
 
 
 def compute(
@@ -117,7 +112,7 @@ def compute(
     """
     needs = METHODS[method]
     groups = [[values[name] for name in group] for group in sources(method, contract)]
-    if not needs.features and not needs.pixels:
+    if needs.reads_row:
         last = contract.layers[-len(groups[0]) :]
         groups = [
             [_square(a, layer, contract) for a, layer in zip(g, last, strict=True)] for g in groups
@@ -133,10 +128,10 @@ def compute(
     if not finite.all():
         groups = [[array[finite] for array in group] for group in groups]
     arguments: list[Any] = list(groups)
-    if needs.features or needs.pixels:
+    if not needs.reads_row:
         arguments = [g[0] for g in groups]
     readout: Any = None if contract.readout is None else contract.readout.ranges
-    if (pooling := _pooling(method, contract)) is not None:
+    if (pooling := needs.pooling(contract.readout)) is not None:
         weights = values[pooling][finite].mean(axis=(1, 2))
         ((start, stop),) = readout
         readout = np.pad(weights, ((0, 0), (start, contract.tokens.count - stop)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from onnxplain.graphs.builder import Builder, Tensor, elements
+from onnxplain.graphs.axes import size_of, volume
+from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient.table import (
     Grads,
     Results,
@@ -41,8 +42,8 @@ def _(s: Step, g: Grads) -> Results:
 def right_factor(b: Builder, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     """`left^T g` summed over the stack axes that `right` does not have."""
     if left.rank > right.rank == 2 and left.rank == g.rank:  # one product over all rows
-        left = b.reshape(left, (elements(left.shape[:-1]), left.shape[-1]))
-        g = b.reshape(g, (elements(g.shape[:-1]), g.shape[-1]))
+        left = b.reshape(left, (size_of(volume(left.shape[:-1])), left.shape[-1]))
+        g = b.reshape(g, (size_of(volume(g.shape[:-1])), g.shape[-1]))
     if b.is_swapped(right):  # K^T: the transpose of this one cancels that one
         return b.unbroadcast(b.swap(b.matmul(b.swap(g), left)), right.shape)
     return b.unbroadcast(b.matmul(b.swap(left), g), right.shape)

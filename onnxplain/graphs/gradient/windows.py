@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.graphs.axes import volume
-from onnxplain.graphs.builder import Tensor, elements
+from onnxplain.graphs.axes import size_of, volume
+from onnxplain.graphs.builder import Tensor
 from onnxplain.graphs.gradient.table import Grads, Results, first, rule
 from onnxplain.graphs.walk import Step
 
@@ -52,7 +52,7 @@ def _(s: Step, g: Grads) -> Results:
     places = s.output(1, s.y.shape, ir.DataType.INT64)  # counted over all images
     if s.range is not None:
         places = b.sub(places, s.range.start * volume(x.shape[1:]))
-    flat, many = (elements(x.shape),), (elements(s.y.shape),)
+    flat, many = (size_of(volume(x.shape)),), (size_of(volume(s.y.shape)),)
     zeros = b.expand(b.constant(np.zeros(1, x.dtype.numpy())), flat, b.reshape(x, flat).value)
     parts = [zeros, b.reshape(places, many), b.reshape(first(g), many)]
     total = b.op("ScatterElements", parts, flat, axis=0, reduction="add")
