@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxplain.errors import ContractError
+from onnxplain.errors import ContractError, InputError
 
 __all__ = [
     "ALIASES",
@@ -163,11 +164,15 @@ class ImageInput:
     A picture is resized so that its shorter side is `size / crop_pct` (crop mode "center"; "border"
     fits the longer side and pads; "squash" ignores the aspect ratio), cropped to `size`, scaled to
     0..1 and normalised with `mean` and `std` in `color_order`.
+
+    Where heights and widths may be any `multiple` of two numbers, `size` is what pictures are
+    brought to unless another is asked for, and the rest of the contract is that of `size`.
     """
 
     name: str = "pixel_values"
     layout: str = "NCHW"
     size: tuple[int, int]  # height, width
+    multiple: tuple[int, int] | None = None  # of which any size will do; None: only `size`
     batch: int | None = None  # None: any
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -248,6 +253,39 @@ class Contract:
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
     format: int = FORMAT
 
+    def at(self, size: Sequence[int]) -> Contract:
+        """The contract for pictures of another size: its grid, and the tokens that are read.
+
+        Args:
+            size: Height and width in pixels.
+
+        Raises:
+            InputError: The model does not take this size; the message says which it takes.
+        """
+        height, width = (int(side) for side in size)
+        image, tokens = self.input, self.tokens
+        if (height, width) == image.size:
+            return self
+        if image.multiple is None:
+            raise InputError(
+                f"{height}x{width} pixels: this file is made for {image.size[0]}x{image.size[1]} "
+                "and no other size; export the model with dynamic_size=True, or for that size"
+            )
+        high, wide = image.multiple
+        if height < high or width < wide or height % high or width % wide:
+            raise InputError(
+                f"{height}x{width} pixels: expected a height that is a multiple of {high} and a "
+                f"width that is a multiple of {wide}"
+            )
+        moved = dataclasses.replace(tokens, grid=(height // high, width // wide))
+        readout = self.readout
+        if readout is not None:
+            first, added = len(tokens.prefix), moved.count - tokens.count
+            ranges = (tuple(b + added if b > first else b for b in r) for r in readout.ranges)
+            readout = dataclasses.replace(readout, ranges=tuple((a, b) for a, b in ranges))
+        image = dataclasses.replace(image, size=(height, width))
+        return dataclasses.replace(self, input=image, tokens=moved, readout=readout)
+
     def to_json(self) -> str:
         """One JSON document, keys in a fixed order, so that equal contracts are equal bytes."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
@@ -309,6 +347,10 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}")
     if count > image.size[0] * image.size[1] + len(contract.tokens.prefix):
         raise ValueError(f"{count} tokens for {image.size[0]}x{image.size[1]} pixels")
+    if image.multiple is not None and image.size != tuple(
+        side * count for side, count in zip(image.multiple, contract.tokens.grid, strict=True)
+    ):
+        raise ValueError(f"{contract.tokens.grid} times {image.multiple} pixels on {image.size}")
     if contract.tokens.patch is not None and any(
         count * patch > size
         for count, patch, size in zip(
@@ -351,6 +393,7 @@ def _contract(data: dict[str, Any]) -> Contract:
                 **{
                     **image,
                     "size": _pair(image["size"]),
+                    "multiple": None if image.get("multiple") is None else _pair(image["multiple"]),
                     "mean": _triple(image["mean"]),
                     "std": _triple(image["std"]),
                 }

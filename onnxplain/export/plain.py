@@ -60,7 +60,11 @@ def inference_form(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def to_onnx(
-    module: torch.nn.Module, *, image_size: tuple[int, int], opset: int = OPSET
+    module: torch.nn.Module,
+    *,
+    image_size: tuple[int, int],
+    multiple: tuple[int, int] | None = None,
+    opset: int = OPSET,
 ) -> ir.Model:
     """Exports an image classifier to ONNX with a dynamic batch and unfused attention.
 
@@ -71,6 +75,8 @@ def to_onnx(
     Args:
         module: The classifier, in any mode, on any device.
         image_size: Height and width of the input in pixels.
+        multiple: Makes a graph for every height and width that are multiples of these; None: for
+            `image_size` alone.
         opset: ONNX operator set, 18 to 22. LayerNormalization is one operator in all of them, Gelu
             from 20 on.
 
@@ -80,6 +86,12 @@ def to_onnx(
     """
     if not _FIRST_OPSET <= opset <= _LAST_OPSET:
         raise InputError(f"opset {opset}: expected {_FIRST_OPSET} to {_LAST_OPSET}")
+    axes: dict[int, Any] = {0: torch.export.Dim(BATCH)}
+    if multiple is not None:
+        # Not square, and not the size the model was built for: models leave steps out for these.
+        rows, columns = (side // step for side, step in zip(image_size, multiple, strict=True))
+        image_size = ((rows + 1) * multiple[0], (columns + 2) * multiple[1])
+        axes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     example = torch.zeros(2, 3, *image_size)
     with inference_form(module) as frozen, _quiet():
         try:
@@ -90,7 +102,7 @@ def to_onnx(
                 opset_version=opset,
                 input_names=[INPUT],
                 output_names=[LOGITS],
-                dynamic_shapes=({0: torch.export.Dim(BATCH)},),
+                dynamic_shapes=(axes,),
                 optimize=True,
                 verbose=False,
             )

@@ -24,7 +24,7 @@ Record = TypeVar("Record", Tokens, Readout)
 
 # What a caller may say of a model. The rest is what the graph is.
 GIVEN = frozenset({"input", "labels", "logits", "readout", "tokens"})
-FOUND = ("name", "layout", "size", "batch")  # of the input
+FOUND = ("name", "layout", "size", "multiple", "batch")  # of the input
 CHOICES = {
     "crop_mode": ("center", "border", "squash"),
     "interpolation": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
@@ -54,8 +54,8 @@ def draft(
             f"contract field {min(unknown)}: not one to give; expected some of "
             f"{', '.join(sorted(GIVEN))}"
         )
-    image = _image(found, {**changes.pop("input", {}), **(preprocessing or {})})
     tokens = _tokens(found, changes.pop("tokens", None))
+    image = _image(found, tokens, {**changes.pop("input", {}), **(preprocessing or {})})
     readout = found.readout
     if "readout" in changes:
         given = changes.pop("readout")
@@ -100,8 +100,14 @@ def read_labels(labels: Sequence[str] | str | Path, classes: int) -> tuple[str, 
     return tuple(names)
 
 
-def _image(found: Structure, given: Mapping[str, Any]) -> ImageInput:
-    image = ImageInput(name=found.image.name or "", size=found.size, batch=found.batch)
+def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageInput:
+    image = ImageInput(
+        name=found.image.name or "",
+        size=found.size,
+        multiple=_multiple(found, tokens) if found.any_size else None,
+        batch=found.batch,
+    )
+    given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     for field, value in given.items():
         if field not in {f.name for f in dataclasses.fields(ImageInput)}:
             raise InputError(
@@ -125,6 +131,17 @@ def _image(found: Structure, given: Mapping[str, Any]) -> ImageInput:
             "numbers, three positive numbers and a positive number"
         ) from None
     return image
+
+
+def _multiple(found: Structure, tokens: Tokens) -> tuple[int, int]:
+    """Height and width of what one position of the grid stands for."""
+    (height, width), (rows, columns) = found.size, tokens.grid
+    if height % rows or width % columns:
+        raise UnsupportedModelError(
+            f"{rows}x{columns} positions do not divide {height}x{width} pixels; for a graph that "
+            "takes pictures of any size, give one that its patches cover"
+        )
+    return height // rows, width // columns
 
 
 def _layers(found: Structure) -> Iterator[AttentionLayer]:

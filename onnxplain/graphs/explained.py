@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
+from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.graphs.taps import Layout, dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
@@ -109,10 +111,11 @@ def explain(
     known = _known(model)
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
-    found = analyse(model, logits)
+    size = _size(overrides)
+    found = analyse(model, logits, size)
     if logits is None and (inner := _before_probabilities(found)) is not None:
         model, logits = _with_logits(model, inner, found.facts[inner])
-        found = analyse(model, logits)
+        found = analyse(model, logits, size)
     base = draft(
         model,
         found,
@@ -137,6 +140,20 @@ def explain(
             models[kind] = _build(model, _serve(base, own))
     graphs = {kind: f"{kind}.onnx" for kind in models}
     return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
+
+
+def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The size that pictures are brought to, as far as it is given."""
+    given = (overrides.get("input") or {}).get("size")
+    if given is None:
+        return None
+    try:
+        height, width = map(operator.index, given)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise InputError(f"input size {given!r}; expected [height, width] in pixels")
+    return height, width
 
 
 def _before_probabilities(found: Structure) -> ir.Value | None:
@@ -169,6 +186,7 @@ def _known(model: ir.Model) -> dict[str, Any]:
     if own.methods:
         raise UnsupportedModelError("explained already; expected the model that it was made from")
     image = {k: v for k, v in dataclasses.asdict(own.input).items() if k not in FOUND}
+    image |= {"size": own.input.size}
     return {"input": image, "labels": own.labels, "tokens": {"prefix": own.tokens.prefix}}
 
 
@@ -205,9 +223,28 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
 
 def _build(model: ir.Model, contract: Contract) -> ir.Model:
     """The explained graph of a contract."""
+    if contract.input.multiple is None:
+        explained = _build_for(model, contract)
+    else:
+        explained = for_any_size(
+            lambda size: _build_for(model, contract.at(size)),
+            contract.input.name,
+            contract.input.multiple,
+        )
+    explained.metadata_props[KEY] = contract.to_json()
+    return explained
+
+
+def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
+    """The explained graph for pictures of the contract's size."""
     model = model.clone()
     graph = model.graph
-    found = analyse(model, contract.logits)
+    found = analyse(model, contract.logits, contract.input.size)
+    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
+        raise UnsupportedModelError(
+            f"a grid of {found.tokens.grid} at {found.size[0]}x{found.size[1]} pixels; expected "
+            f"{contract.tokens.grid}, as many as at other sizes; export the model for one size"
+        )
     _record_shapes(found)
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
@@ -255,7 +292,6 @@ def _build(model: ir.Model, contract: Contract) -> ir.Model:
     model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
     for domain in [domain for domain in model.opset_imports if domain != ""]:
         del model.opset_imports[domain]
-    model.metadata_props[KEY] = contract.to_json()
     return model
 
 

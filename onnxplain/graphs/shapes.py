@@ -64,13 +64,16 @@ class Facts:
     counts: bool = False
 
 
-def infer(model: ir.Model, image: ir.Value) -> dict[ir.Value, Facts]:
+def infer(
+    model: ir.Model, image: ir.Value, size: tuple[int, int] | None = None
+) -> dict[ir.Value, Facts]:
     """Facts of every value of the main graph.
 
     Args:
         model: Model with plain operators and no subgraphs.
         image: The image input. A batch size frozen in the file stays static. Where the input
             promises any batch and the nodes behind it work for one image only, the batch is 1.
+        size: Height and width that the image is bound to; None: those that it states.
 
     Raises:
         ModelError: A node contradicts its operator's definition.
@@ -78,14 +81,14 @@ def infer(model: ir.Model, image: ir.Value) -> dict[ir.Value, Facts]:
     """
     batch = image.shape[0] if image.shape is not None else None
     if isinstance(batch, int):
-        return _propagate(model, image, batch)
+        return _propagate(model, image, batch, size)
     try:
-        runs = [_propagate(model, image, probe) for probe in PROBES]
+        runs = [_propagate(model, image, probe, size) for probe in PROBES]
     except UnsupportedModelError:
         raise
     except ModelError as error:
         try:
-            return _propagate(model, image, 1)
+            return _propagate(model, image, 1, size)
         except ModelError:
             raise error from None
     return {value: _merge(value, *(run[value] for run in runs)) for value in runs[0]}
@@ -125,13 +128,17 @@ def _counts(array: np.ndarray | None) -> bool:
     )
 
 
-def _propagate(model: ir.Model, image: ir.Value, batch: int) -> dict[ir.Value, Facts]:
-    """Facts of every value with the batch bound to one number, so that all sizes are numbers."""
+def _propagate(
+    model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
+) -> dict[ir.Value, Facts]:
+    """Facts of every value with batch and picture bound to numbers, so that all sizes are numbers."""
     facts: dict[ir.Value, Facts] = {}
     for value in model.graph.inputs:
         dims = list(value.shape or ())
         if value is image or (dims and not isinstance(dims[0], int)):
             dims[0] = batch
+        if value is image and size is not None:
+            dims[2:] = size
         if value.dtype is None or not all(isinstance(d, int) for d in dims):
             raise UnsupportedModelError(
                 f"input {value.name} has shape {value.shape}; expected fixed sizes after the batch"

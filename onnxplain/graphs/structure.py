@@ -31,12 +31,15 @@ class Structure:
 
     A model without global attention has no taps, `no_attention` says why, and `features` is its
     last feature map, whose rows and columns are the grid of `tokens`.
+
+    `size` is what the picture was bound to, which `any_size` says is one of many.
     """
 
     image: ir.Value
     logits: ir.Value
     classes: int
     size: tuple[int, int]
+    any_size: bool
     batch: int | None
     taps: tuple[Tap, ...]
     features: Features | None
@@ -47,13 +50,16 @@ class Structure:
     no_attention: str | None = None
 
 
-def analyse(model: ir.Model, logits: str | None = None) -> Structure:
+def analyse(
+    model: ir.Model, logits: str | None = None, size: tuple[int, int] | None = None
+) -> Structure:
     """Finds everything that `Structure` names.
 
     Args:
         model: The model.
         logits: Name of the output that holds the logits; None: the only one of shape
             [batch, classes], or the one of these that is called logits.
+        size: Height and width to look at it with, where the graph takes pictures of any.
 
     Raises:
         UnsupportedModelError: The model has neither global attention over tokens nor a last
@@ -62,9 +68,15 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     graph = model.graph
     _check_operators(model)
     image = _image(graph)
-    facts = infer(model, image)
-    batch, _, height, width = facts[image].shape
-    assert isinstance(height, int) and isinstance(width, int)
+    fixed = _fixed_size(image)
+    size = fixed or size
+    if size is None:
+        raise UnsupportedModelError(
+            f"input {image.name} has shape {image.shape}; give the size that pictures are brought to, "
+            'as in contract={"input": {"size": [224, 224]}}'
+        )
+    facts = infer(model, image, size)
+    batch = facts[image].shape[0]
     live = dependents(graph, image)
     found_logits, classes = _logits(graph, facts, live, image, logits)
     live &= sources(found_logits)
@@ -96,7 +108,8 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
         image=image,
         logits=found_logits,
         classes=classes,
-        size=(height, width),
+        size=size,
+        any_size=fixed is None,
         batch=batch if isinstance(batch, int) else None,
         taps=tuple(taps),
         features=features,
@@ -205,7 +218,7 @@ def _check_operators(model: ir.Model) -> None:
 
 
 def _image(graph: ir.Graph) -> ir.Value:
-    """The image input, float [batch, 3, height, width] with fixed height and width."""
+    """The image input, float [batch, 3, height, width]."""
     inputs = [v for v in graph.inputs if v.name not in graph.initializers]
     pictures = [v for v in inputs if v.shape is not None and len(v.shape) == 4]
     if len(inputs) != 1 or len(pictures) != 1:
@@ -220,17 +233,26 @@ def _image(graph: ir.Graph) -> ir.Value:
         raise UnsupportedModelError(
             f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]"
         )
-    if not all(isinstance(size, int) for size in dims[2:]):
-        raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected a fixed height and width "
-            "(export the model for one size)"
-        )
     if image.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
         raise UnsupportedModelError(
             f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
             "without a cast in front)"
         )
     return image
+
+
+def _fixed_size(image: ir.Value) -> tuple[int, int] | None:
+    """Height and width that the file states, None where it takes any."""
+    assert image.shape is not None
+    height, width = image.shape[2:]
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    if isinstance(height, int) or isinstance(width, int):
+        raise UnsupportedModelError(
+            f"input {image.name} has shape {image.shape}; expected height and width that are both "
+            "fixed or both free"
+        )
+    return None
 
 
 def _logits(
