@@ -51,6 +51,10 @@ ModelOutput = Annotated[
 ]
 Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
 Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
+ImageSize = Annotated[
+    str | None,
+    typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
+]
 Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
 Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
@@ -67,10 +71,10 @@ def _export(
     num_classes: Annotated[
         int | None, typer.Option(min=1, help="Classes of the checkpoint.")
     ] = None,
-    img_size: Annotated[
-        str | None,
-        typer.Option(metavar="N|HxW", help="Input size, 224 or 384x192 (height x width)."),
-    ] = None,
+    img_size: ImageSize = None,
+    dynamic_size: Annotated[
+        bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
+    ] = False,
     labels: Labels = None,
     methods: Methods = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
@@ -90,9 +94,10 @@ def _export(
             checkpoint=checkpoint,
             methods=_names(methods),
             labels=labels,
-            image_size=None if img_size is None else _size(img_size),
+            **_sized(img_size),
             verify=not no_verify,
             gamma=gamma,
+            dynamic_size=dynamic_size or None,
             **options,
         )
     _report(report, as_json)
@@ -110,6 +115,7 @@ def _instrument(
         float | None, typer.Option(help="Crop's share of the resized side.")
     ] = None,
     interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
+    img_size: ImageSize = None,
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
@@ -127,6 +133,7 @@ def _instrument(
         source,
         output,
         methods=_names(methods),
+        contract=None if img_size is None else {"input": {"size": _size(img_size)}},
         labels=labels,
         preprocessing=preprocessing or None,
         gamma=gamma,
@@ -155,6 +162,7 @@ def _explain(
         Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
     ] = "overlay",
     device: Device = "auto",
+    img_size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures computed at once.")] = 8,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders in folders too.")] = False,
     head_fusion: Annotated[str | None, typer.Option(help="rollout: mean, max or min.")] = None,
@@ -171,7 +179,7 @@ def _explain(
     from onnxplain.inputs import find_pictures, place_results
     from onnxplain.runtime import dispatch
 
-    explainer = onnxplain.Explainer(model, device=device)
+    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
     method = dispatch.choose(method, explainer.contract)
     options = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     pictures, failures = find_pictures(inputs, recursive=recursive)
@@ -232,6 +240,7 @@ def _compare(
         list[str] | None, typer.Option(help="Class, label or number, instead; may be repeated.")
     ] = None,
     device: Device = "auto",
+    img_size: ImageSize = None,
     alpha: Alpha = None,
     colormap: Colormap = None,
     as_json: Json = False,
@@ -243,7 +252,7 @@ def _compare(
 
     if output.resolve() == image.resolve():
         raise InputError(f"{output} is the input and would be overwritten; give another --output")
-    explainer = onnxplain.Explainer(model, device=device)
+    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
     picture, _ = load_picture(image)
     classes: list[Any] = list(target or ())
     if not classes:
@@ -336,6 +345,10 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def _sized(text: str | None) -> dict[str, Any]:
+    return {} if text is None else {"image_size": _size(text)}
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -181,6 +181,34 @@ class ImageInput:
     interpolation: str = "bicubic"
     color_order: str = "RGB"
 
+    def at(self, size: int | Sequence[int]) -> ImageInput:
+        """The input for pictures of another size.
+
+        Args:
+            size: Pixels, or height and width.
+
+        Raises:
+            InputError: The model does not take this size; the message says which it takes.
+        """
+        sides = (size, size) if isinstance(size, int) else tuple(size)
+        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+            raise InputError(f"image size {size!r}: expected pixels or (height, width)")
+        height, width = sides
+        if sides == self.size:
+            return self
+        if self.multiple is None:
+            raise InputError(
+                f"{height}x{width} pixels: this file is made for {self.size[0]}x{self.size[1]} "
+                "and no other size; export the model for that size, or with dynamic_size=True"
+            )
+        high, wide = self.multiple
+        if height % high or width % wide:
+            raise InputError(
+                f"{height}x{width} pixels: expected a height that is a multiple of {high} and a "
+                f"width that is a multiple of {wide}"
+            )
+        return dataclasses.replace(self, size=(height, width))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
@@ -253,37 +281,26 @@ class Contract:
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
     format: int = FORMAT
 
-    def at(self, size: Sequence[int]) -> Contract:
+    def at(self, size: int | Sequence[int]) -> Contract:
         """The contract for pictures of another size: its grid, and the tokens that are read.
 
         Args:
-            size: Height and width in pixels.
+            size: Pixels, or height and width.
 
         Raises:
             InputError: The model does not take this size; the message says which it takes.
         """
-        height, width = (int(side) for side in size)
-        image, tokens = self.input, self.tokens
-        if (height, width) == image.size:
+        image, tokens, readout = self.input.at(size), self.tokens, self.readout
+        if image is self.input or image.multiple is None:
             return self
-        if image.multiple is None:
-            raise InputError(
-                f"{height}x{width} pixels: this file is made for {image.size[0]}x{image.size[1]} "
-                "and no other size; export the model with dynamic_size=True, or for that size"
-            )
-        high, wide = image.multiple
-        if height < high or width < wide or height % high or width % wide:
-            raise InputError(
-                f"{height}x{width} pixels: expected a height that is a multiple of {high} and a "
-                f"width that is a multiple of {wide}"
-            )
-        moved = dataclasses.replace(tokens, grid=(height // high, width // wide))
-        readout = self.readout
+        rows, columns = (
+            side // part for side, part in zip(image.size, image.multiple, strict=True)
+        )
+        moved = dataclasses.replace(tokens, grid=(rows, columns))
         if readout is not None:
             first, added = len(tokens.prefix), moved.count - tokens.count
             ranges = (tuple(b + added if b > first else b for b in r) for r in readout.ranges)
             readout = dataclasses.replace(readout, ranges=tuple((a, b) for a, b in ranges))
-        image = dataclasses.replace(image, size=(height, width))
         return dataclasses.replace(self, input=image, tokens=moved, readout=readout)
 
     def to_json(self) -> str:

@@ -22,7 +22,9 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield "made with", ", ".join(f"{name} {v}" for name, v in source.versions.items())
     batch = "any batch" if image.batch is None else f"batch {image.batch}"
     height, width = image.size
-    yield "input", f"{image.name}: {image.layout}, {height} x {width} (height x width), {batch}"
+    free = "" if image.multiple is None else ", or any multiples of {} x {}".format(*image.multiple)
+    size = f"{height} x {width} (height x width){free}"
+    yield "input", f"{image.name}: {image.layout}, {size}, {batch}"
     yield (
         "pictures",
         f"resized {image.interpolation}, crop {image.crop_mode} {image.crop_pct:g}, "

@@ -35,6 +35,7 @@ def export(
     image_size: int | tuple[int, int] | None = None,
     verify: bool = True,
     gamma: float = 0.0,
+    dynamic_size: bool | None = None,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -61,10 +62,15 @@ def export(
         image_size: Pixels, or height and width. A model given by name is built for this size; the
             default is the model's own.
         verify: Run the result against torch (logits, attention, features and gradients, in batches
-            of 1 and 3), and store the differences in the contract. Relevance has no counterpart in
-            torch.
+            of 1 and 3, with `dynamic_size` at a second size too), and store the differences in the
+            contract. Relevance has no counterpart in torch.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
+        dynamic_size: One file for pictures of every height and width that are multiples of the
+            patch (of the last feature map's stride, for other networks): position embeddings are
+            interpolated in the graph, and the grid follows. `image_size` is then what pictures are
+            brought to unless another size is asked for. None: as `dynamic_img_size`, with which
+            timm builds such models, says.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -96,6 +102,7 @@ def export(
         image_size=image_size,
         verify=verify,
         gamma=gamma,
+        dynamic_size=dynamic_size,
         model_kwargs=model_kwargs,
     )
 

@@ -30,23 +30,30 @@ def export_model(
     image_size: int | tuple[int, int] | None,
     verify: bool,
     gamma: float,
+    dynamic_size: bool | None,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     requested = _pixels(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
+    if dynamic_size and isinstance(model, str):
+        model_kwargs = timm_models.for_any_size(model, model_kwargs)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
     size = timm_models.image_size_of(module, requested)
+    multiple = None
+    if _is_dynamic(dynamic_size, model, model_kwargs):
+        multiple = timm_models.multiple_of(module, size)
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
     explained = graphs.explain(
-        to_onnx(module, image_size=size),
+        to_onnx(module, image_size=size, multiple=multiple),
         bundle=bundle,
         methods=methods,
-        contract={"logits": LOGITS} | ({} if tokens is None else {"tokens": tokens}),
+        contract={"logits": LOGITS, "input": {"size": size}}
+        | ({} if tokens is None else {"tokens": tokens}),
         labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
         preprocessing=timm_models.preprocessing_of(
             module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
@@ -66,6 +73,16 @@ def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if len(size) != 2 or not all(isinstance(v, int) and v > 0 for v in size):
         raise InputError(f"image_size {image_size!r}: expected pixels or (height, width)")
     return size
+
+
+def _is_dynamic(
+    asked: bool | None, model: str | torch.nn.Module, model_kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether the graph is to take pictures of any size: as asked, else as the model was made."""
+    if asked is not None:
+        return asked
+    made = model_kwargs if isinstance(model, str) else vars(model)
+    return bool(made.get("dynamic_img_size"))
 
 
 def _verify(module: torch.nn.Module, explained: graphs.Explained, path: Path) -> dict[str, Any]:

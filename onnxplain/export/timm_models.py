@@ -21,7 +21,15 @@ from onnxplain.contract import Source
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export.plain import one_line
 
-__all__ = ["build", "describe_source", "image_size_of", "preprocessing_of", "token_layout"]
+__all__ = [
+    "build",
+    "describe_source",
+    "for_any_size",
+    "image_size_of",
+    "multiple_of",
+    "preprocessing_of",
+    "token_layout",
+]
 
 
 def build(
@@ -143,6 +151,44 @@ def image_size_of(module: torch.nn.Module, requested: tuple[int, int] | None) ->
     if stated is None:
         raise InputError(f"{type(module).__name__} does not tell its input size; pass image_size=")
     return (stated, stated) if isinstance(stated, int) else (int(stated[0]), int(stated[1]))
+
+
+def for_any_size(name: str, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with what makes timm's vision transformers take pictures of any size.
+
+    Convolutional networks, which take them anyway, do not know the argument.
+    """
+    wider = {**model_kwargs, "dynamic_img_size": True}
+    try:
+        with torch.device("meta"):
+            timm.create_model(name, **{**wider, "pretrained": False})
+    except TypeError as error:
+        if "unexpected keyword argument 'dynamic_img_size'" not in str(error):
+            raise
+        return dict(model_kwargs)
+    except Exception:  # what else is wrong, `build` says
+        return wider
+    return wider
+
+
+def multiple_of(module: torch.nn.Module, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a patch, of which the sizes of all pictures are multiples; of a network
+    of other kind, of the pixels that it makes one position of in the end.
+
+    Raises:
+        InputError: `size` is no such multiple.
+    """
+    tokens, stages = token_layout(module, size), getattr(module, "feature_info", None)
+    if tokens is not None:
+        high, wide = (max(1, a // b) for a, b in zip(size, tokens["grid"], strict=True))
+    else:
+        high = wide = int(stages[-1]["reduction"]) if stages else 32
+    if size[0] % high or size[1] % wide:
+        raise InputError(
+            f"image_size {size[0]}x{size[1]}: for pictures of any size, expected a multiple of "
+            f"{high}x{wide}"
+        )
+    return high, wide
 
 
 def preprocessing_of(

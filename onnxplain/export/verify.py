@@ -45,8 +45,9 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
     torch's autograd has no counterpart.
 
     Each batch is run once with normal noise and once with smooth pictures within the range of the
-    contract's mean and standard deviation; each image has a target of its own. The difference of a
-    quantity is the largest absolute difference divided by the largest absolute value in torch,
+    contract's mean and standard deviation; each image has a target of its own. A file for pictures
+    of any size is also run with some that are one position higher and two wider. The difference of
+    a quantity is the largest absolute difference divided by the largest absolute value in torch,
     worst over layers and runs.
 
     Args:
@@ -55,16 +56,16 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         contract: Tells the input size, the names and the number of layers.
 
     Returns:
-        What goes into the contract: `framework`, `version`, `batches`, `tolerance` and
-        `differences`, quantity -> difference rounded up to two digits, so that the last bits of
-        arithmetic do not change the file.
+        What goes into the contract: `framework`, `version`, `batches`, `sizes` where they are free,
+        `tolerance` and `differences`, quantity -> difference rounded up to two digits, so that the
+        last bits of arithmetic do not change the file.
 
     Raises:
         VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
         ModelError: onnxruntime cannot run a file.
     """
     with _one_torch_thread():
-        runs = list(_runs(module, contract))
+        runs = [run for size in _sizes(contract) for run in _runs(module, contract.at(size))]
     worst: dict[str, float] = {}
     for path in files:
         session = _open(path)
@@ -91,10 +92,12 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
                     )
                 quantity = name.partition(".")[0]
                 worst[quantity] = max(worst.get(quantity, 0.0), difference)
+    sizes = {"sizes": [list(size) for size in _sizes(contract)]}
     return {
         "framework": "torch",
         "version": torch.__version__,
         "batches": list(BATCHES),
+        **(sizes if contract.input.multiple is not None else {}),
         "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
     }
@@ -121,6 +124,14 @@ def _one_torch_thread() -> Iterator[None]:
 
 _Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
 _Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]  # feed, expected outputs
+
+
+def _sizes(contract: Contract) -> list[tuple[int, int]]:
+    """The size of the contract, and another one where sizes are free."""
+    (height, width), multiple = contract.input.size, contract.input.multiple
+    if multiple is None:
+        return [(height, width)]
+    return [(height, width), (height + multiple[0], width + 2 * multiple[1])]
 
 
 def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:

@@ -131,7 +131,7 @@ def _counts(array: np.ndarray | None) -> bool:
 def _propagate(
     model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
 ) -> dict[ir.Value, Facts]:
-    """Facts of every value with batch and picture bound to numbers, so that all sizes are numbers."""
+    """Facts of every value with batch and picture bound to sizes, so that all are numbers."""
     facts: dict[ir.Value, Facts] = {}
     for value in model.graph.inputs:
         dims = list(value.shape or ())

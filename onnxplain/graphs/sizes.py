@@ -3,16 +3,17 @@
 The rules write sizes into the graph as numbers: targets of Reshape, bounds of Slice, pads. Where
 the picture's size is free, the graph is built for several sizes, and every number that is not the
 same in all of them is computed from the picture instead. With h and w the rows and columns of the
-grid, such a number is a + b h + c w + d h w: a count of patches, of tokens, of pixels, or a multiple
-of one; or, as the factor of a mean, one over such a number. Four sizes determine the four
+grid, such a number is a + b h + c w + d h w: a count of patches, of tokens, of pixels, or a
+multiple of one; or, as the factor of a mean, one over such a number. Four sizes determine the four
 integers, and a fifth one has to agree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +29,7 @@ _CHECK = (41, 37)
 _PLACES = 1e-5  # float32 and a few roundings: how near one over a count is to it
 
 Build = Callable[[tuple[int, int]], ir.Model]
+Item = TypeVar("Item")
 
 
 def for_any_size(build: Build, image: str, multiple: tuple[int, int]) -> ir.Model:
@@ -52,9 +54,7 @@ def for_any_size(build: Build, image: str, multiple: tuple[int, int]) -> ir.Mode
 class _Union:
     """The graphs node by node, and what is written into the first one."""
 
-    def __init__(
-        self, graphs: Sequence[ir.Graph], image: str, multiple: tuple[int, int]
-    ) -> None:
+    def __init__(self, graphs: Sequence[ir.Graph], image: str, multiple: tuple[int, int]) -> None:
         self.graphs = graphs
         self.graph = graphs[0]
         self.image = next(v for v in self.graph.inputs if v.name == image)
@@ -64,11 +64,11 @@ class _Union:
         self.nodes: list[ir.Node] = []  # what is computed from the size, in order
 
     def write(self) -> None:
-        for values in _together("inputs", *(g.inputs for g in self.graphs)):
+        for values in _together("inputs", [g.inputs for g in self.graphs]):
             self._pair("input", values)
-        for nodes in _together("nodes", *self.graphs):
+        for nodes in _together("nodes", self.graphs):
             self._node(nodes)
-        for values in _together("outputs", *(g.outputs for g in self.graphs)):
+        for values in _together("outputs", [g.outputs for g in self.graphs]):
             if len({self.places[v] for v in values}) > 1:
                 raise _differ(f"output {values[0].name}")
         if self.nodes:
@@ -192,7 +192,7 @@ Numbers = tuple[int, int, int, int]
 
 
 def _polynomial(values: Sequence[Fraction | None]) -> Numbers | None:
-    """a, b, c, d such that a + b h + c w + d h w is each of the values at its grid, if there are."""
+    """a, b, c, d such that a + b h + c w + d h w is each value at its grid, or None."""
     if any(value is None for value in values):
         return None
     known = [value for value in values if value is not None]
@@ -242,11 +242,11 @@ def _same(one: object, other: object) -> bool:
     return bool(one == other)
 
 
-def _together(what: str, *sequences: object) -> Iterator[tuple[object, ...]]:
-    lists = [list(sequence) for sequence in sequences]  # type: ignore[call-overload]
+def _together(what: str, graphs: Iterable[Iterable[Item]]) -> Iterator[tuple[Item, ...]]:
+    lists = [list(items) for items in graphs]
     if len({len(items) for items in lists}) > 1:
         raise _differ(f"number of {what}")
-    return zip(*lists, strict=True)
+    return iter(zip(*lists, strict=True))
 
 
 def _differ(what: str) -> UnsupportedModelError:

@@ -233,22 +233,22 @@ def _write_file(model: ir.Model, path: Path) -> None:
 
 def _write_bundle(explained: Explained, folder: Path) -> None:
     """Every graph of the bundle, with one file of weights for all."""
-    shared: dict[str, ir.TensorProtocol] = {}
+    shared: dict[int, ir.TensorProtocol] = {}  # by identity: graphs have own constants of one name
     for model in explained.models.values():
-        for name, value in model.graph.initializers.items():
+        for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.nbytes > SHARED_ABOVE:
-                shared.setdefault(name, tensor)
+                shared[id(tensor)] = tensor
     tensors = ir.external_data.convert_tensors_to_external(
         list(shared.values()), folder, WEIGHTS_FILE
     )
     external = dict(zip(shared, tensors, strict=True))
     for kind, model in explained.models.items():
         model = model.clone()
-        for name, value in model.graph.initializers.items():
+        for value in model.graph.initializers.values():
             tensor = value.const_value
-            if name in external:
-                value.const_value = external[name]
+            if id(tensor) in external:
+                value.const_value = external[id(tensor)]
             elif isinstance(tensor, ir.ExternalTensor):
                 (value.const_value,) = ir.external_data.convert_tensors_from_external([tensor])
         ir.save(model, folder / f"{kind}.onnx")

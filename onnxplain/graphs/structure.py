@@ -72,8 +72,8 @@ def analyse(
     size = fixed or size
     if size is None:
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; give the size that pictures are brought to, "
-            'as in contract={"input": {"size": [224, 224]}}'
+            f"input {image.name} has shape {image.shape}; give the size that pictures are brought "
+            'to, as in contract={"input": {"size": [224, 224]}}'
         )
     facts = infer(model, image, size)
     batch = facts[image].shape[0]

@@ -37,9 +37,11 @@ class Explainer:
             "tensorrt", "openvino" or a list of onnxruntime providers is what runs, or an error.
         threads: Threads within an operator; None leaves the choice to onnxruntime.
         provider_options: onnxruntime's options for the provider of the named device.
+        image_size: Pixels, or height and width, that pictures are brought to, for a file that takes
+            several sizes; None: what its contract says.
 
     Attributes:
-        contract: What the file says about itself.
+        contract: What the file says about itself, for pictures of this size.
         methods: Names of the methods it can serve.
         device: What was obtained, such as "cpu" or "cuda:0".
 
@@ -47,6 +49,7 @@ class Explainer:
         ModelError: The file is missing, empty, not ONNX, or its weights are missing.
         ContractError: It has no contract, one of a newer format, or one that its graph breaks.
         DeviceError: The device cannot be had; the message says why and what to install.
+        InputError: The file does not take pictures of `image_size`, or `threads` is no count.
 
     Example:
         >>> explainer = Explainer("vit.onnx")
@@ -61,13 +64,17 @@ class Explainer:
         device: str | Sequence[Any] = "auto",
         threads: int | None = None,
         provider_options: Mapping[str, Any] | None = None,
+        image_size: int | tuple[int, int] | None = None,
     ) -> None:
         _refuse_count("threads", threads)
         self._model = Model(path, device=device, threads=threads, provider_options=provider_options)
+        self._contract = self._model.contract
+        if image_size is not None:
+            self._contract = self._contract.at(image_size)
 
     @property
     def contract(self) -> Contract:
-        return self._model.contract
+        return self._contract
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -121,8 +128,9 @@ class Explainer:
 
         Args:
             images: A path, a PIL image, a uint8 RGB array [H, W, 3], or a list of these; or a
-                float32 array [B, 3, H, W] of already normalised pixel values. Pictures are turned
-                upright by their EXIF orientation; transparent ones are laid on white.
+                float32 array [B, 3, H, W] of already normalised pixel values, of any size that the
+                file takes. Pictures are turned upright by their EXIF orientation; transparent ones
+                are laid on white.
             method: One of `methods`; "auto" takes the best one that the file serves.
             target: The class to explain: None for each image's prediction, an index, a label, or
                 a list with one of these per image.
@@ -233,9 +241,9 @@ class Explainer:
         Raises:
             InputError, ImageError: As in `explain`.
         """
-        contract = self.contract
-        names = [dispatch.choose(m, contract) for m in (methods or self.methods)]
-        batch = prepare(images, contract.input)
+        names = [dispatch.choose(m, self.contract) for m in (methods or self.methods)]
+        batch = prepare(images, self.contract.input)
+        contract = self._contract_of(batch)
         classes = class_indices(target, len(batch), contract)
         outputs = {output for name in names for output in dispatch.reads(name, contract)}
         values = self._model.run(np.stack([pixels for pixels, _ in batch]), classes, outputs)
@@ -250,7 +258,7 @@ class Explainer:
         method: str,
         options: dict[str, Any],
     ) -> Explanation:
-        contract = self.contract
+        contract = self._contract_of(batch)
         outputs = dispatch.reads(method, contract)
         grids, logits = [], []
         for start in range(0, len(batch), _IMAGES_PER_RUN):
@@ -272,12 +280,13 @@ class Explainer:
         batch: list[Prepared],
     ) -> Explanation:
         # Relevance of pixels has a sign: the map shows what speaks for the class.
-        pixels, tokens = METHODS[method].pixels, self.contract.tokens
+        contract = self._contract_of(batch)
+        pixels, tokens = METHODS[method].pixels, contract.tokens
         shown, covered = np.maximum(grid, 0) if pixels else grid, None
         if tokens.patch is not None and not pixels:
             covered = tokens.grid[0] * tokens.patch[0], tokens.grid[1] * tokens.patch[1]
-        heatmap, degenerate = upsample(shown, self.contract.input.size, covered)
-        target, labels = _resolved(classes, logits), self.contract.labels
+        heatmap, degenerate = upsample(shown, contract.input.size, covered)
+        target, labels = _resolved(classes, logits), contract.labels
         return Explanation(
             method=method,
             options=dict(options),
@@ -289,6 +298,10 @@ class Explainer:
             degenerate=degenerate,
             pictures=tuple(picture for _, picture in batch),
         )
+
+    def _contract_of(self, batch: list[Prepared]) -> Contract:
+        """The contract for pixels of the batch's size."""
+        return self.contract.at(batch[0][0].shape[1:])
 
     def _wanted(self, kinds: Iterable[str] | None) -> dict[str, list[str | None]]:
         """The outputs behind each kind of tap, per layer or as the only one."""

@@ -220,11 +220,14 @@ def prepare_picture(image: Any, spec: ImageInput) -> Prepared:
 
 def _prepared_pixels(pixels: NDArray[np.float32], spec: ImageInput) -> Prepared:
     background = Image.fromarray(denormalise(pixels, spec))
-    return pixels, Picture(image=background, geometry=Geometry.identity(spec.size))
+    geometry = Geometry.identity((background.height, background.width))
+    return pixels, Picture(image=background, geometry=geometry)
 
 
 def _checked(pixels: NDArray[Any], spec: ImageInput) -> NDArray[np.float32]:
     height, width = spec.size
+    if pixels.ndim == 4 and pixels.size and spec.multiple is not None:
+        height, width = spec.at(pixels.shape[2:]).size
     if pixels.ndim != 4 or pixels.shape[1:] != (3, height, width) or not len(pixels):
         raise InputError(
             f"pixel values of shape {list(pixels.shape)}, expected [B, 3, {height}, {width}] "
