@@ -150,7 +150,7 @@ UNSUPPORTED: dict[str, tuple[Change, str]] = {
     "half precision": (with_type(TensorProto.FLOAT16), "image is FLOAT16; expected float32"),
     "half precision inside": (in_half, "half is FLOAT16; expected float32, since gradients"),
     "grey pictures": (with_dim(1, 1), "expected [batch, 3, height, width]"),
-    "any height": (with_dim(2, "height"), "expected a fixed height and width"),
+    "any height": (with_dim(2, "height"), "expected height and width that are both fixed or both"),
     "two inputs": (with_another_input, "inputs: image [n,3,24,32], scale [1]; expected one"),
     "a branch": (with_a_branch, "(If) holds a subgraph; expected a graph without control flow"),
     "one number per image": (

@@ -136,10 +136,10 @@ def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageI
 def _multiple(found: Structure, tokens: Tokens) -> tuple[int, int]:
     """Height and width of what one position of the grid stands for."""
     (height, width), (rows, columns) = found.size, tokens.grid
-    if height % rows or width % columns:
+    if tokens.patch is not None or height % rows or width % columns:
         raise UnsupportedModelError(
-            f"{rows}x{columns} positions do not divide {height}x{width} pixels; for a graph that "
-            "takes pictures of any size, give one that its patches cover"
+            f"{rows}x{columns} patches do not cover {height}x{width} pixels; for a graph that takes "
+            "pictures of any size, give one that they cover"
         )
     return height // rows, width // columns
 

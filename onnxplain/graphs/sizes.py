@@ -25,7 +25,7 @@ __all__ = ["for_any_size"]
 
 # Grids, rows and columns. Primes, so that no two sizes of a graph are equal by chance.
 _FIT = ((19, 29), (19, 31), (23, 29), (23, 31))
-_CHECK = (41, 37)
+_CHECK = (61, 37)  # higher than wide, where the others are wider
 _PLACES = 1e-5  # float32 and a few roundings: how near one over a count is to it
 
 Build = Callable[[tuple[int, int]], ir.Model]
