@@ -36,10 +36,10 @@ import torch
 import onnxplain as ox
 from benchmarks.architectures import build, group, plan
 from onnxplain import graphs
-from onnxplain.contract import METHODS
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.timm_models import token_layout
 from onnxplain.export.verify import TOLERANCE
+from onnxplain.outputs import METHODS
 
 __all__ = ["PAGE", "arguments", "check", "in_own_process", "main", "page"]
 

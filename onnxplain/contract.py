@@ -14,137 +14,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxplain.errors import ContractError, InputError
+from onnxplain.outputs import METHODS, POOLING
 
 __all__ = [
-    "ALIASES",
-    "FEATURES",
-    "FEATURES_GRADIENT",
     "FORMAT",
-    "GRAPH_KINDS",
-    "INPUT_RELEVANCE",
-    "INPUT_RELEVANCE_ATTNLRP",
     "KEY",
-    "METHODS",
-    "POOLING",
     "AttentionLayer",
     "Contract",
     "ImageInput",
-    "Needs",
     "Readout",
     "Source",
     "Tokens",
-    "attention_gradient_name",
-    "attention_name",
-    "attention_relevance_lrp_name",
-    "attention_relevance_name",
 ]
 
 KEY = "onnxplain"
 FORMAT = 1
-
-POOLING = "attention_pooling"  # of a head that pools by attention, [batch, heads, queries, tokens]
-FEATURES = "features"
-FEATURES_GRADIENT = "features_gradient"
-INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
-INPUT_RELEVANCE_ATTNLRP = "input_relevance_attnlrp"
-
-
-def attention_name(layer: int) -> str:
-    """Output that holds the attention of `layer`, [batch, heads, tokens, tokens]."""
-    return f"attention.{layer}"
-
-
-def attention_gradient_name(layer: int) -> str:
-    """Output that holds d logit[target] / d attention of `layer`, same shape as the attention."""
-    return f"attention_gradient.{layer}"
-
-
-def attention_relevance_name(layer: int) -> str:
-    """Output that holds the relevance of the attention of `layer`, same shape as the attention."""
-    return f"attention_relevance.{layer}"
-
-
-def attention_relevance_lrp_name(layer: int) -> str:
-    """The same under the plain LRP rules."""
-    return f"attention_relevance_lrp.{layer}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Which outputs a method reads: of "all" layers, the "last" or "none"; and which others."""
-
-    attention: str = "none"
-    gradient: str = "none"
-    relevance: str = "none"
-    relevance_lrp: str = "none"
-    features: bool = False
-    pixels: str | None = None  # the output that holds a value per pixel
-
-    @property
-    def reads_row(self) -> bool:
-        """Whether the map starts from the tokens that the head reads."""
-        return not self.features and self.pixels is None
-
-    @property
-    def class_specific(self) -> bool:
-        """Whether the map depends on the class that is asked for."""
-        names = self.outputs(1)
-        return any("gradient" in name or "relevance" in name for name in names)
-
-    def pooling(self, readout: Readout | None) -> str | None:
-        """Name of the output with the weight of each token, where the row depends on the image."""
-        return readout.pooling if readout is not None and self.reads_row else None
-
-    def outputs(self, layers: int, readout: Readout | None = None) -> tuple[str, ...]:
-        """Names of the outputs for a model of `layers` attention layers and its readout."""
-        pooling = self.pooling(readout)
-        span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
-        return (
-            *(attention_name(i) for i in span[self.attention]),
-            *(attention_gradient_name(i) for i in span[self.gradient]),
-            *(attention_relevance_name(i) for i in span[self.relevance]),
-            *(attention_relevance_lrp_name(i) for i in span[self.relevance_lrp]),
-            *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
-            *((self.pixels,) if self.pixels else ()),
-            *((pooling,) if pooling else ()),
-        )
-
-
-METHODS: dict[str, Needs] = {
-    "raw_attention": Needs(attention="last"),
-    "rollout": Needs(attention="all"),
-    "gradcam": Needs(features=True),
-    "attention_gradcam": Needs(attention="last", gradient="last"),
-    "partial_lrp": Needs(relevance_lrp="last"),
-    "gradient_rollout": Needs(attention="all", gradient="all"),
-    "generic_attention": Needs(attention="all", gradient="all"),
-    "attnlrp": Needs(pixels=INPUT_RELEVANCE_ATTNLRP),
-    "transformer_attribution": Needs(gradient="all", relevance="all"),
-    "lrp": Needs(pixels=INPUT_RELEVANCE),
-}
-"""Every method and what it reads, cheapest first."""
-
-ALIASES = {"relevance": "transformer_attribution"}
-"""Other names under which the literature's code knows a method."""
-
-GRAPH_KINDS: dict[str, tuple[str, ...]] = {
-    "plain": (),
-    "attention": ("raw_attention", "rollout"),
-    "gradcam": ("gradcam", "attention_gradcam"),
-    "partial_lrp": ("partial_lrp",),
-    "gradient": (
-        "raw_attention",
-        "rollout",
-        "gradcam",
-        "attention_gradcam",
-        "gradient_rollout",
-        "generic_attention",
-    ),
-    "attnlrp": ("attnlrp",),
-    "relevance": ("transformer_attribution",),
-    "lrp": ("lrp",),
-}
-"""The graphs of a bundle and the methods each one serves, cheapest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

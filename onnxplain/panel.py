@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from onnxplain.contract import METHODS
 from onnxplain.errors import InputError
+from onnxplain.outputs import METHODS
 
 if TYPE_CHECKING:
     from onnxplain.runtime import Explanation

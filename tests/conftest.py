@@ -14,20 +14,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxplain.contract import (
+from onnxplain.contract import KEY, AttentionLayer, Contract, ImageInput, Readout, Source, Tokens
+from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,
     GRAPH_KINDS,
     INPUT_RELEVANCE,
     INPUT_RELEVANCE_ATTNLRP,
-    KEY,
     METHODS,
-    AttentionLayer,
-    Contract,
-    ImageInput,
-    Readout,
-    Source,
-    Tokens,
     attention_gradient_name,
     attention_name,
     attention_relevance_lrp_name,

@@ -15,7 +15,8 @@ from timm.models.cait import Cait
 from timm.models.convit import ConVit
 
 import onnxplain as ox
-from onnxplain.contract import METHODS, Readout
+from onnxplain.contract import Readout
+from onnxplain.outputs import METHODS
 
 Array = NDArray[Any]
 IMAGES = np.random.default_rng(0).normal(size=(3, 3, 32, 32)).astype(np.float32)

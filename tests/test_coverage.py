@@ -13,7 +13,7 @@ import torch
 import onnxplain as ox
 from benchmarks import coverage
 from benchmarks.architectures import attention_kind, blocks, family, plan
-from onnxplain.contract import METHODS
+from onnxplain.outputs import METHODS
 
 GLOBAL = (
     "test_vit",  # class token

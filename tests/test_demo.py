@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from onnxplain import Explainer
 from onnxplain.cli import app
-from onnxplain.contract import METHODS
 from onnxplain.demo.scenes import LABELS, two_garment_scenes
+from onnxplain.outputs import METHODS
 
 SCENES, SEED = 6, 0
 LARGEST_MODEL = 5_000_000  # bytes; it is part of every installation

@@ -12,7 +12,8 @@ import pytest
 from conftest import LABELS, LAYERS, ToyFile, assert_same, pixels, toy_contract
 
 import onnxplain as ox
-from onnxplain.contract import METHODS, Contract
+from onnxplain.contract import Contract
+from onnxplain.outputs import METHODS
 from onnxplain.runtime import methods
 
 # What the file says, and what comes out of it

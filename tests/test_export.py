@@ -20,7 +20,6 @@ from small_vits import CONFIGURATIONS, small_vit
 from timm.models.vision_transformer import VisionTransformer
 
 import onnxplain as ox
-from onnxplain.contract import METHODS
 from onnxplain.export import stage
 from onnxplain.export.plain import inference_form, to_onnx
 from onnxplain.export.timm_models import (
@@ -32,6 +31,7 @@ from onnxplain.export.timm_models import (
 )
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import TOLERANCE, relative_difference
+from onnxplain.outputs import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY: dict[str, Any] = {"embed_dim": 32, "depth": 1, "num_heads": 2}

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import onnxplain as ox
 from onnxplain.cli import app
-from onnxplain.contract import METHODS
+from onnxplain.outputs import METHODS
 
 # Single precision on both sides, relative to the largest value of the map.
 TOLERANCE = 1e-4

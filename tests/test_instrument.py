@@ -22,10 +22,11 @@ from small_vits import CONFIGURATIONS
 
 import onnxplain as ox
 from onnxplain import graphs
-from onnxplain.contract import GRAPH_KINDS, KEY, METHODS, Contract
+from onnxplain.contract import KEY, Contract
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.export.plain import inference_form
 from onnxplain.export.torch_taps import torch_taps
+from onnxplain.outputs import GRAPH_KINDS, METHODS
 
 # Single precision, a few layers: both sides are this far from the exact value.
 TOLERANCE = 1e-5

@@ -21,9 +21,10 @@ from onnx import TensorProto, helper
 
 import onnxplain as ox
 from onnxplain import graphs
-from onnxplain.contract import GRAPH_KINDS, METHODS, Contract
+from onnxplain.contract import Contract
 from onnxplain.errors import InputError, ModelError, UnsupportedModelError
 from onnxplain.graphs import storage
+from onnxplain.outputs import GRAPH_KINDS, METHODS
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from onnx import TensorProto, helper
 from onnx.external_data_helper import convert_model_to_external_data
 
 import onnxplain as ox
-from onnxplain.contract import KEY, METHODS
+from onnxplain.contract import KEY
+from onnxplain.outputs import METHODS
 
 
 def test_a_bundle_is_the_same_model(toy_bundle: Path, explainer: ox.Explainer) -> None:

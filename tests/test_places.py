@@ -16,7 +16,7 @@ from small_vits import CONFIGURATIONS, small_vit
 from timm.models.cait import Cait
 
 import onnxplain as ox
-from onnxplain.contract import METHODS
+from onnxplain.outputs import METHODS
 
 MAPS = tuple(method for method, needs in METHODS.items() if needs.pixels is None)
 FLAT = 1e-3  # of how far the patch stands out; float32, whose sums depend on the place

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from small_vits import small_vit, stir
 
 import onnxplain as ox
-from onnxplain.contract import METHODS, POOLING, Contract, Readout
+from onnxplain.contract import Contract, Readout
 from onnxplain.errors import ContractError, InputError
+from onnxplain.outputs import METHODS, POOLING
 from onnxplain.runtime import methods
 
 SIZE, GRID = (32, 32), (4, 4)

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 import onnxplain as ox
-from onnxplain.contract import INPUT_RELEVANCE, INPUT_RELEVANCE_ATTNLRP, METHODS
 from onnxplain.export.verify import relative_difference
+from onnxplain.outputs import INPUT_RELEVANCE, INPUT_RELEVANCE_ATTNLRP, METHODS
 
 # Single precision, twelve layers: batch size and graph optimisation change the order of sums.
 TOLERANCE = 1e-5

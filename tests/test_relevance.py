@@ -22,10 +22,10 @@ from timm.models.vision_transformer import VisionTransformer
 
 import onnxplain as ox
 from onnxplain import graphs
-from onnxplain.contract import METHODS
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import relative_difference
 from onnxplain.graphs.relevance import LRP
+from onnxplain.outputs import METHODS
 from onnxplain.runtime import methods
 
 Array = NDArray[Any]

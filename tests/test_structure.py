@@ -13,8 +13,9 @@ from hand_written import ATTENTIONS, HEADS, SIZE, HandWritten, to_file
 
 import onnxplain as ox
 from onnxplain import graphs
-from onnxplain.contract import METHODS, Contract, Readout
+from onnxplain.contract import Contract, Readout
 from onnxplain.errors import UnsupportedModelError
+from onnxplain.outputs import METHODS
 
 # Single precision, two layers: both sides are this far from the exact value.
 TOLERANCE = 1e-5

@@ -10,10 +10,10 @@ import torch
 from small_vits import CONFIGURATIONS
 
 import onnxplain as ox
-from onnxplain.contract import METHODS
 from onnxplain.export.plain import inference_form
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import relative_difference
+from onnxplain.outputs import METHODS
 
 # Single precision, a few layers: both sides are this far from the exact value.
 TOLERANCE = 1e-5

@@ -14,19 +14,19 @@ import onnxruntime
 import torch
 import torch.nn.functional as F
 
-from onnxplain.contract import (
-    FEATURES,
-    FEATURES_GRADIENT,
-    INPUT_RELEVANCE,
-    POOLING,
-    Contract,
-    attention_gradient_name,
-    attention_name,
-)
+from onnxplain.contract import Contract
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.export.plain import inference_form, one_line
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import TorchTaps, torch_taps
+from onnxplain.outputs import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    INPUT_RELEVANCE,
+    POOLING,
+    attention_gradient_name,
+    attention_name,
+)
 
 __all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
 

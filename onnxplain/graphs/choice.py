@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
-from onnxplain.contract import ALIASES, METHODS, Readout
+from onnxplain.contract import Readout
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.relevance import LRP
 from onnxplain.graphs.structure import Structure
 from onnxplain.graphs.taps import dependents
+from onnxplain.outputs import ALIASES, METHODS
 
 __all__ = ["served"]
 

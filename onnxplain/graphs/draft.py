@@ -138,8 +138,8 @@ def _multiple(found: Structure, tokens: Tokens) -> tuple[int, int]:
     (height, width), (rows, columns) = found.size, tokens.grid
     if tokens.patch is not None or height % rows or width % columns:
         raise UnsupportedModelError(
-            f"{rows}x{columns} patches do not cover {height}x{width} pixels; for a graph that takes "
-            "pictures of any size, give one that they cover"
+            f"{rows}x{columns} patches do not cover {height}x{width} pixels; give a size that they "
+            "do, for a graph that takes pictures of any"
         )
     return height // rows, width // columns
 

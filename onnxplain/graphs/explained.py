@@ -15,22 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from onnxplain.contract import (
-    FEATURES,
-    FEATURES_GRADIENT,
-    GRAPH_KINDS,
-    INPUT_RELEVANCE,
-    INPUT_RELEVANCE_ATTNLRP,
-    KEY,
-    METHODS,
-    POOLING,
-    Contract,
-    Source,
-    attention_gradient_name,
-    attention_name,
-    attention_relevance_lrp_name,
-    attention_relevance_name,
-)
+from onnxplain.contract import KEY, Contract, Source
 from onnxplain.errors import InputError, UnsupportedModelError, UnsupportedOperatorError
 from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
@@ -43,6 +28,19 @@ from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.graphs.taps import Layout, dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
+from onnxplain.outputs import (
+    FEATURES,
+    FEATURES_GRADIENT,
+    GRAPH_KINDS,
+    INPUT_RELEVANCE,
+    INPUT_RELEVANCE_ATTNLRP,
+    METHODS,
+    POOLING,
+    attention_gradient_name,
+    attention_name,
+    attention_relevance_lrp_name,
+    attention_relevance_name,
+)
 
 __all__ = ["SINGLE", "Explained", "explain"]
 

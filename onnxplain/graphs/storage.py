@@ -16,9 +16,10 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import InlinePass
 
-from onnxplain.contract import GRAPH_KINDS, Contract
+from onnxplain.contract import Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
+from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = ["Report", "check_destination", "load", "save"]
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import ALIASES, METHODS, AttentionLayer, Contract
+from onnxplain.contract import AttentionLayer, Contract
 from onnxplain.errors import ContractError, InputError
+from onnxplain.outputs import ALIASES, METHODS
 from onnxplain.runtime import methods
 
 __all__ = ["check_options", "choose", "compute", "reads", "served"]

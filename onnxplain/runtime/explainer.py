@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onnxplain.contract import METHODS, Contract
+from onnxplain.contract import Contract
 from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.outputs import METHODS
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explanation import Explanation, upsample
 from onnxplain.runtime.model import Model

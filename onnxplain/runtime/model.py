@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import GRAPH_KINDS, KEY, Contract
+from onnxplain.contract import KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
+from onnxplain.outputs import GRAPH_KINDS
 from onnxplain.runtime.devices import Device, candidates, open_session
 
 if TYPE_CHECKING:
