@@ -41,16 +41,17 @@ FEW = 32  # inputs of an output: with as many, all of them speak against it once
 
 # fmt: off
 MOVES = (
-    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape",
-    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity",
+    "MaxPool", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )
 PASSES = (
     "BatchNormalization", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
-    "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow", "PRelu", "Reciprocal",
-    "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
+    "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow",
+    "PRelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt",
+    "Tanh",
 )
 # Normalisations that the papers say nothing of: no rule.
-UNKNOWN = ("InstanceNormalization", "LpNormalization", "ReduceL2")
+UNKNOWN = ("LpNormalization", "ReduceL2")
 # fmt: on
 
 
