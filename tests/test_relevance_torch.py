@@ -172,6 +172,16 @@ def test_difference_keeps_the_total() -> None:
     np.testing.assert_allclose(found["b"], [[0.5, 0]], rtol=1e-8)
 
 
+def test_a_sum_over_a_stack_is_a_residual_sum() -> None:
+    # y = (2, 3) and S = (1, 0): 3 and -1, of whose sizes 3/4 and 1/4 of the total 2
+    body = """axis = Constant <value_ints = [0]> () one_a = Unsqueeze (a, axis)
+        one_b = Unsqueeze (b, axis) stack = Concat <axis = 0> (one_a, one_b)
+        y = ReduceSum <keepdims = 0> (stack, axis)"""
+    found = brought(body, ATTRIBUTION, [[2, 0]], a=[[3, 4]], b=[[-1, -1]])
+    np.testing.assert_allclose(found["a"], [[1.5, 0]], rtol=1e-8)
+    np.testing.assert_allclose(found["b"], [[0.5, 0]], rtol=1e-8)
+
+
 def test_gate_of_each_feature_gets_half_from_all_tokens() -> None:
     x, gate = [[[1, 2], [3, 4]]], [[[0.5, 0.25]]]
     found = brought("y = Mul (x, gate)", ATTRIBUTION, [[[1, 2], [3, 4]]], x=x, gate=gate)
