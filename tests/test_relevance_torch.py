@@ -19,6 +19,7 @@ from small_vits import hybrid, small_vit
 from timm.layers.mlp import GluMlp, SwiGLU
 from timm.layers.std_conv import StdConv2dSame
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch_relevance import AttnLRP, Attribution, Plain, Table, relevance
 from written_out import written_out
 
@@ -48,6 +49,7 @@ CONFIGURATIONS: dict[str, Callable[[], torch.nn.Module]] = {
         VisionTransformerDistilled, num_heads=2, mlp_layer=GluMlp, act_layer="sigmoid"
     ),
     "hybrid": lambda: hybrid(num_heads=2),
+    "parallel blocks": lambda: small_vit(num_heads=2, block_fn=ParallelThingsBlock),
 }
 REFERENCES: dict[str, Table] = {
     "attribution": Attribution(),
@@ -87,7 +89,7 @@ def test_relevance_equals_torch(configuration: str, table: str) -> None:
         **{f"attention.{i}": r for i, r in enumerate(expected.attention)},
         **{f"stream.{i}": r for i, r in enumerate(expected.stream)},
     }
-    assert len(pairs) == 5
+    assert len(pairs) == (7 if configuration == "parallel blocks" else 5)
     for name, theirs in pairs.items():
         assert theirs.abs().max() > 0
         assert relative_difference(found[name], theirs.numpy()) < TOLERANCE, name

@@ -21,6 +21,7 @@ from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
 from timm.layers.padding import pad_same
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch import Tensor, nn
 
 __all__ = ["AttnLRP", "Attribution", "Plain", "Relevance", "Table", "relevance"]
@@ -296,10 +297,15 @@ def forward(tape: Tape, m: Any, images: Tensor) -> Tensor:
     x = tape.norm(x, m.norm_pre)
     for block in m.blocks:
         tape.stream.append(x)
-        x = tape.add(
-            x, scaled(tape, attend(tape, block.attn, tape.norm(x, block.norm1)), block.ls1)
-        )
-        x = tape.add(x, scaled(tape, mlp(tape, block.mlp, tape.norm(x, block.norm2)), block.ls2))
+        if isinstance(block, ParallelThingsBlock):
+            attns = [(b.norm, b.attn, b.ls) for b in block.attns]
+            mlps = [(b.norm, b.mlp, b.ls) for b in block.ffns]
+        else:
+            attns = [(block.norm1, block.attn, block.ls1)]
+            mlps = [(block.norm2, block.mlp, block.ls2)]
+        for compute, branches in ((attend, attns), (mlp, mlps)):
+            results = [scaled(tape, compute(tape, m, tape.norm(x, n)), ls) for n, m, ls in branches]
+            x = tape.add(x, results[0] if len(results) == 1 else tape.add(*results))
     x = tape.norm(x, m.norm)
     if isinstance(m, VisionTransformerDistilled):
         heads = [
