@@ -129,6 +129,8 @@ class Readout:
 class AttentionLayer:
     """One attention layer. An output that this file does not have is None.
 
+    Attentions side by side, of the same tokens, are one layer with the heads of all.
+
     Its queries and keys are the tokens from `first_token` on: those before come in only behind it.
     Of the kind "class" it has the first of them as its only query.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -70,17 +71,18 @@ def carried(model: ir.Model, rules: Mapping[str, Rule], *, coefficients: bool = 
         coefficients: The table carries relevance over value, so what arrives is multiplied by it.
 
     Returns:
-        A model with the further input `seed` [batch, classes] and, per layer, the outputs
-        `attention.{i}` and `stream.{i}` (the tokens that enter block i); and `pixels`.
+        A model with the further input `seed` [batch, classes] and the outputs `attention.{i}` for
+        each attention, `stream.{i}` (the tokens that enter layer i) and `pixels`.
     """
     model = model.clone()
     found = analyse(model)
     b = Builder(model.graph, dict(found.facts))
     live = dependents(model.graph, found.image)
     places = {"pixels": found.image}
-    for i, tap in enumerate(found.taps):
+    for i, tap in enumerate(chain.from_iterable(found.layers)):
         places[f"attention.{i}"] = tap.value
-        places[f"stream.{i}"] = _stream(tap.values, live)
+    for i, layer in enumerate(found.layers):
+        places[f"stream.{i}"] = _stream(layer[0].values, live)
     logits = b.of(found.logits)
     seed = ir.Value()
     b.describe(seed, "seed", logits.shape, logits.dtype)

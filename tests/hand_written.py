@@ -22,9 +22,9 @@ SIZE, PATCH, GRID = (24, 32), 8, (3, 4)
 DIM, HEADS, LAYERS, CLASSES = 16, 2, 2, 5
 MASK = torch.linspace(0.2, 1, 13)
 
-# From queries, keys, values [batch, tokens, heads, d] to the attention as it is used and the
-# output [batch, tokens, dim]; beside it, what brings the attention to [batch, heads, n, m].
-Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# From queries, keys, values [batch, tokens, heads, d] to the attention as it is used (or several of
+# them) and the output [batch, tokens, dim]; beside it, what brings it to [batch, heads, n, m].
+Attend = Callable[[Tensor, Tensor, Tensor], tuple[Any, Tensor]]
 Canonical = Callable[[Tensor], Tensor]
 ATTENTIONS: dict[str, tuple[Attend, Canonical]] = {}
 UNSUPPORTED: dict[str, tuple[Attend, Canonical]] = {}
@@ -130,6 +130,12 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return a, joined(a @ v.transpose(1, 2))
 
 
+@attention("head by head", lambda a: a[:, None])
+def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[list[Tensor], Tensor]:
+    heads = [(q[:, :, i] @ k[:, :, i].transpose(1, 2)).softmax(-1) for i in range(HEADS)]
+    return heads, torch.cat([a @ v[:, :, i] for i, a in enumerate(heads)], -1)
+
+
 @attention("within windows", table=UNSUPPORTED)
 def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     tokens = q.shape[1]
@@ -145,12 +151,6 @@ def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     a = torch.bmm(q, k.transpose(1, 2)).softmax(-1)
     windows = torch.bmm(a, v).unflatten(0, (-1, tokens // 4, HEADS))
     return a, windows.transpose(2, 3).reshape(-1, tokens, DIM)
-
-
-@attention("head by head", table=UNSUPPORTED)
-def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    heads = [(q[:, :, i] @ k[:, :, i].transpose(1, 2)).softmax(-1) for i in range(HEADS)]
-    return heads[0], torch.cat([a @ v[:, :, i] for i, a in enumerate(heads)], -1)
 
 
 @attention("between channels", table=UNSUPPORTED)
@@ -223,7 +223,7 @@ class Block(nn.Module):
     def attention(self, x: Tensor) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, 3, HEADS, DIM // HEADS)
         used, output = self.attend(*heads.unbind(2))
-        self.used.append(used)
+        self.used += used if isinstance(used, list) else [used]
         return self.project(output)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,6 +231,8 @@ class Block(nn.Module):
         x = x + self.attention(y)
         if self.style == "two attentions side by side":
             x = x + self.attention(-y)
+        if self.style == "two attentions of other tokens side by side":
+            x = x + self.attention(y.roll(1, 1))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -287,24 +289,32 @@ class HandWritten(nn.Module):
         if self.style == "registers put in between":
             registers = self.registers.expand(x.shape[0], -1, -1)
             x = torch.cat([x[:, :1], registers, x[:, 1:]], 1)
+        beside = -x
         for block in self.blocks:
             x = block(x)
+            if self.style == "two streams":
+                beside = block(beside)
+        if self.style == "two streams":
+            x = x + beside
         logits: Tensor = self.read(self, self.norm(x))
         return logits
 
     def expected(self, images: Tensor, target: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Logits, attention and its gradient for the targets, per layer [batch, heads, n, n]."""
+        """Logits, attention and its gradient for the targets, per layer [batch, heads, n, n].
+
+        Attentions side by side are one layer, with the heads of all."""
         blocks: list[Any] = list(self.blocks)
         for block in blocks:
             block.used.clear()
         logits = self(images)
-        used = [block.used[0] for block in blocks]
-        gradients = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), used)
+        used = [block.used for block in blocks]
+        selected = logits.gather(1, target[:, None]).sum()
+        gradients = [torch.autograd.grad(selected, u, retain_graph=True) for u in used]
         canonical = blocks[0].canonical
         return (
             logits.detach(),
-            [canonical(t).detach() for t in used],
-            [canonical(t).detach() for t in gradients],
+            [torch.cat([canonical(t).detach() for t in layer], 1) for layer in used],
+            [torch.cat([canonical(t).detach() for t in layer], 1) for layer in gradients],
         )
 
 

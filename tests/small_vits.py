@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import timm
 import torch
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.mlp import SwiGLU
+from timm.layers.norm_act import GroupNormAct
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 
-__all__ = ["CONFIGURATIONS", "small_vit", "stir"]
+__all__ = ["CONFIGURATIONS", "hybrid", "small_vit", "stir"]
 
 
 def stir(module: Any) -> Any:
@@ -39,6 +44,23 @@ def small_vit(cls: type[torch.nn.Module] = VisionTransformer, **changes: Any) ->
         "num_classes": 10,
     }
     return stir(cls(**{**arguments, **changes}))
+
+
+def hybrid(convolution: Callable[..., Any] = Conv2dSame, **changes: Any) -> Any:
+    """A transformer on the features of a small convolutional network with group normalisation."""
+    torch.manual_seed(3)
+    backbone = ResNetV2(
+        [1],
+        channels=(128,),
+        stem_chs=32,
+        num_classes=0,
+        global_pool="",
+        stem_type="same",
+        preact=False,
+        norm_layer=partial(GroupNormAct, num_groups=32, eps=2**-17),  # which is a float32
+        conv_layer=convolution,
+    )
+    return small_vit(embed_layer=partial(HybridEmbed, backbone=backbone), patch_size=2, **changes)
 
 
 def _registers() -> Any:

@@ -22,19 +22,24 @@ TOLERANCE = 1e-5
 GRID = (3, 4)
 
 
-@pytest.mark.parametrize("layout", ATTENTIONS)
+SIDE_BY_SIDE = "two attentions side by side"
+
+
+@pytest.mark.parametrize("layout", [*ATTENTIONS, SIDE_BY_SIDE])
 @pytest.mark.parametrize("batch", [None, 3])
 def test_attention_in_every_layout_equals_torch(
     layout: str, batch: int | None, tmp_path: Path
 ) -> None:
-    module = HandWritten(attention=layout)
+    twice = layout == SIDE_BY_SIDE
+    module = HandWritten(style=layout) if twice else HandWritten(attention=layout)
     plain = to_file(module, tmp_path / "plain.onnx", batch=batch)
     contract = ox.instrument(plain, tmp_path / "explained.onnx").contract
     assert contract.tokens.grid == GRID
     assert contract.tokens.prefix == ("cls",)
     assert contract.readout == Readout(kind="cls", ranges=((0, 1),))
     assert contract.input.batch == batch
-    assert [layer.heads for layer in contract.layers] == [1 if layout == "one head" else HEADS] * 2
+    heads = {"one head": 1, SIDE_BY_SIDE: 2 * HEADS}.get(layout, HEADS)
+    assert [layer.heads for layer in contract.layers] == [heads] * 2
     session = onnxruntime.InferenceSession(tmp_path / "explained.onnx")
     names = [value.name for value in session.get_outputs()]
     for images in (1, 3) if batch is None else (batch,):
@@ -131,8 +136,11 @@ def test_a_head_that_no_row_stands_for_leaves_features_and_pixels(
         ({"patches": "column by column"}, "column by column; expected row by row"),
         ({"patches": "last patch first"}, "the patch grid was not found; give it"),
         ({"read": "token at the end"}, "make 12 tokens; the attention spans 13"),
-        ({"style": "two attentions side by side"}, "run side by side"),
-        ({"attention": "head by head"}, "run side by side"),
+        (
+            {"style": "two attentions of other tokens side by side"},
+            "run side by side, not on the same tokens",
+        ),
+        ({"style": "two streams"}, "run side by side, in streams of their own"),
         ({"attention": "within windows", "prefix": 0}, "is over windows of 4 of the 12 positions"),
         (
             {"attention": "within windows, in one axis with the heads", "prefix": 0},

@@ -16,8 +16,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.mlp import GluMlp, Mlp, SwiGLU
+from timm.layers.padding import pad_same
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import ParallelThingsBlock
 from torch import Tensor, nn
 
 __all__ = ["AttnLRP", "Attribution", "Plain", "Relevance", "Table", "relevance"]
@@ -93,7 +97,7 @@ class Table(ABC):
     def softmax(self, r: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return r
 
-    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: nn.LayerNorm) -> Tensor:
+    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: Any) -> Tensor:
         return r
 
     def mean(self, r: Tensor, x: Tensor, y: Tensor, f: Function) -> Tensor:
@@ -180,11 +184,18 @@ class AttnLRP(Table):
     def softmax(self, r: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return x * (r - y * r.sum(-1, keepdim=True))
 
-    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: nn.LayerNorm) -> Tensor:
-        deviation = (x.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt()
-        return x * vjp(
-            lambda x: (x - x.mean(-1, keepdim=True)) / deviation * module.weight, x, r / y
-        )
+    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: Any) -> Tensor:
+        grouped = isinstance(module, nn.GroupNorm)
+        shape = (len(x), module.num_groups, -1) if grouped else x.shape
+        weight = module.weight[:, None, None] if grouped else module.weight
+        values = x.reshape(shape)
+        deviation = (values.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt()
+
+        def linear(x: Tensor) -> Tensor:
+            values = x.reshape(shape)
+            return ((values - values.mean(-1, keepdim=True)) / deviation).reshape(x.shape) * weight
+
+        return x * vjp(linear, x, r / y)
 
 
 class Tape:
@@ -214,13 +225,17 @@ class Tape:
         y = layer(x)
         return self._step(y, [x], lambda r: self.table.linear(r, x, y, layer.weight, F.linear))
 
-    def patches(self, x: Tensor, layer: nn.Conv2d) -> Tensor:
-        y = layer(x)
+    def convolution(self, x: Tensor, layer: Any) -> Tensor:
+        """The table has a rule of its own for one of the picture."""
 
         def convolve(x: Tensor, weight: Tensor) -> Tensor:
+            if isinstance(layer, Conv2dSame):
+                x = pad_same(x, list(layer.kernel_size), list(layer.stride))
             return F.conv2d(x, weight, stride=layer.stride)
 
-        return self._step(y, [x], lambda r: self.table.patches(r, x, y, layer.weight, convolve))
+        y = layer(x)
+        rule = self.table.linear if self._steps else self.table.patches
+        return self._step(y, [x], lambda r: rule(r, x, y, layer.weight, convolve))
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return self._step(a + b, [a, b], lambda r: self.table.add(r, a, b))
@@ -239,8 +254,11 @@ class Tape:
     def norm(self, x: Tensor, module: Any) -> Tensor:
         if isinstance(module, nn.Identity):
             return x
-        assert isinstance(module, nn.LayerNorm)
-        y = module(x)
+        if isinstance(module, nn.GroupNorm):  # timm's have an activation in them
+            y = F.group_norm(x, module.num_groups, module.weight, module.bias, module.eps)
+        else:
+            assert isinstance(module, nn.LayerNorm)
+            y = module(x)
         return self._step(y, [x], lambda r: self.table.norm(r, x, y, module))
 
     def mean(self, x: Tensor) -> Tensor:
@@ -259,7 +277,10 @@ class Tape:
 @torch.no_grad()
 def forward(tape: Tape, m: Any, images: Tensor) -> Tensor:
     """Logits of timm's VisionTransformer, with and without its options."""
-    x = tape.patches(images, m.patch_embed.proj)
+    hybrid = isinstance(m.patch_embed, HybridEmbed)
+    x = tape.convolution(
+        backbone(tape, m.patch_embed.backbone, images) if hybrid else images, m.patch_embed.proj
+    )
     x = tape.move(x, lambda x: x.flatten(2).mT)
     tokens = [getattr(m, name, None) for name in ("cls_token", "dist_token", "reg_token")]
     prefix = [t.expand(len(images), -1, -1) for t in tokens if t is not None]
@@ -276,10 +297,15 @@ def forward(tape: Tape, m: Any, images: Tensor) -> Tensor:
     x = tape.norm(x, m.norm_pre)
     for block in m.blocks:
         tape.stream.append(x)
-        x = tape.add(
-            x, scaled(tape, attend(tape, block.attn, tape.norm(x, block.norm1)), block.ls1)
-        )
-        x = tape.add(x, scaled(tape, mlp(tape, block.mlp, tape.norm(x, block.norm2)), block.ls2))
+        if isinstance(block, ParallelThingsBlock):
+            attns = [(b.norm, b.attn, b.ls) for b in block.attns]
+            mlps = [(b.norm, b.mlp, b.ls) for b in block.ffns]
+        else:
+            attns = [(block.norm1, block.attn, block.ls1)]
+            mlps = [(block.norm2, block.mlp, block.ls2)]
+        for compute, branches in ((attend, attns), (mlp, mlps)):
+            results = [scaled(tape, compute(tape, m, tape.norm(x, n)), ls) for n, m, ls in branches]
+            x = tape.add(x, results[0] if len(results) == 1 else tape.add(*results))
     x = tape.norm(x, m.norm)
     if isinstance(m, VisionTransformerDistilled):
         heads = [
@@ -292,6 +318,23 @@ def forward(tape: Tape, m: Any, images: Tensor) -> Tensor:
     else:
         x = tape.move(x, lambda x: x[:, 0])
     return tape.linear(tape.norm(x, m.fc_norm), m.head)
+
+
+def backbone(tape: Tape, m: Any, x: Tensor) -> Tensor:
+    """The convolutional stem and stages of a hybrid."""
+    x = tape.unchanged(tape.norm(tape.convolution(x, m.stem.conv), m.stem.norm), F.relu)
+    x = tape.move(x, m.stem.pool)
+    for stage in m.stages:
+        for block in stage.blocks:
+            short = x
+            if block.downsample is not None:
+                short = tape.convolution(x, block.downsample.conv)
+                short = tape.norm(short, block.downsample.norm)
+            for conv, norm in ((block.conv1, block.norm1), (block.conv2, block.norm2)):
+                x = tape.unchanged(tape.norm(tape.convolution(x, conv), norm), F.relu)
+            x = tape.norm(tape.convolution(x, block.conv3), block.norm3)
+            x = tape.unchanged(tape.add(x, short), F.relu)
+    return x
 
 
 def scaled(tape: Tape, x: Tensor, layer_scale: Any) -> Tensor:

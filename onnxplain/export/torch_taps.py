@@ -7,7 +7,7 @@ autograd.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ class TorchTaps:
         logits: [B, classes].
         attention: Per layer [B, heads, N, N], what multiplies the value vectors.
         attention_gradient: Per layer, d logit[target] / d attention.
-        features: What the last attention projects, [B, N, D].
+        features: What the last layer projects, [B, N, D]; of attentions side by side, one behind
+            the other.
         features_gradient: d logit[target] / d features.
         pooling: Attention of a head that pools by it, [B, heads, queries, N].
     """
@@ -40,7 +41,10 @@ class TorchTaps:
 
 
 def torch_taps(
-    module: torch.nn.Module, pixel_values: torch.Tensor, target: torch.Tensor
+    module: torch.nn.Module,
+    pixel_values: torch.Tensor,
+    target: torch.Tensor,
+    heads: Sequence[int] = (),
 ) -> TorchTaps:
     """Runs `module` once forward and once backward and returns what the graph should give.
 
@@ -48,26 +52,59 @@ def torch_taps(
         module: A classifier in `inference_form`.
         pixel_values: [B, 3, H, W].
         target: [B] int64, one class for each image.
+        heads: Number of heads of each layer. Attentions that run side by side are one layer with
+            the heads of all; left out, each attention is a layer.
     """
     recorder = _Recorder()
     with torch.enable_grad(), recorder.watching(module):
         logits = module(pixel_values.detach().clone().requires_grad_())
         found = recorder.found()
         tensors = [attention for attention, _ in found]
-        features = found[-1][1] if found else None
-        wanted = tensors if features is None else [*tensors, features]
+        layers = _layers(tensors, len(pixel_values), heads)
+        entering = [t for _, t in found[-len(layers[-1]) :] if t is not None] if layers else []
+        features = list({id(t): t for t in entering}.values())
         gradients: tuple[torch.Tensor, ...] = ()
-        if wanted:
+        if tensors:
             selected = logits.gather(1, target[:, None]).sum()  # images do not mix: per image
-            gradients = torch.autograd.grad(selected, wanted)
+            gradients = torch.autograd.grad(selected, [*tensors, *features])
+    slopes = iter(gradients)
+    attention_gradient = [_joined([next(slopes) for _ in layer]) for layer in layers]
+    tokens: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for value, slope in zip(features, slopes, strict=True):
+        if tokens and torch.equal(tokens[-1][0], value):  # computed twice, by norms that are equal
+            slope = tokens.pop()[1] + slope
+        tokens.append((value.detach(), slope))
     return TorchTaps(
         logits=logits.detach(),
-        attention=[t.detach() for t in tensors],
-        attention_gradient=list(gradients[: len(tensors)]),
-        features=None if features is None else features.detach(),
-        features_gradient=None if features is None else gradients[-1],
+        attention=[_joined([t.detach() for t in layer]) for layer in layers],
+        attention_gradient=attention_gradient,
+        features=torch.cat([value for value, _ in tokens], -1) if tokens else None,
+        features_gradient=torch.cat([slope for _, slope in tokens], -1) if tokens else None,
         pooling=None if recorder.pooling is None else recorder.pooling.detach(),
     )
+
+
+def _layers(
+    tensors: Sequence[torch.Tensor], batch: int, heads: Sequence[int]
+) -> list[list[torch.Tensor]]:
+    """The attentions, in order, by layer."""
+    layers: list[list[torch.Tensor]] = []
+    left = list(heads)
+    missing = 0
+    for tensor in tensors:
+        if missing < 1:
+            layers.append([])
+            missing = left.pop(0) if left else 0
+        layers[-1].append(tensor)
+        missing -= tensor.numel() // (batch * tensor.shape[-2] * tensor.shape[-1])
+    return layers
+
+
+def _joined(attentions: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One behind the other along the heads."""
+    if len(attentions) == 1:
+        return attentions[0]
+    return torch.cat(list(attentions), 1)
 
 
 _Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, what it is a projection of

@@ -149,7 +149,8 @@ def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
                 if contract.target is not None:
                     feed[contract.target] = target.numpy()
                 if contract.layers:
-                    yield feed, _named(torch_taps(frozen, image, target), contract), []
+                    heads = [layer.heads for layer in contract.layers]
+                    yield feed, _named(torch_taps(frozen, image, target, heads), contract), []
                 else:
                     found = torch_features(frozen, image, target, contract.tokens.grid)
                     pairs = ((value.numpy(), slope.numpy()) for value, slope in found.maps)

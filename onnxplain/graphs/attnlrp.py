@@ -49,10 +49,10 @@ def shift(s: Step, c: Grads) -> Results:
     return GRADIENT[s.node.op_type](s, c)
 
 
-def layer_normalization(s: Step, c: Grads) -> Results:
+def deviation_fixed(s: Step, c: Grads) -> Results:
     """x - mean and the affine map are linear, the deviation is a constant: r (cw - mean(cw))."""
-    b, (axes, _, r) = s.b, normalisation(s)
-    cw = b.mul(first(c), s.input(1))
+    b, (axes, weight, _, r) = s.b, normalisation(s)
+    cw = b.mul(first(c), weight)
     return (b.mul(b.sub(cw, b.mean(cw, axes)), r),)
 
 
@@ -110,7 +110,7 @@ def attn_lrp(*, gamma: float = 0.0) -> dict[str, Rule]:
     rules = {operator: vjp for operator, vjp in GRADIENT.items() if operator not in UNKNOWN}
     pointwise = set(PASSES) - {"Softmax", "LogSoftmax", "BatchNormalization"}
     rules.update(dict.fromkeys(pointwise, identity))
-    rules["LayerNormalization"] = layer_normalization
+    rules.update(dict.fromkeys(("LayerNormalization", "InstanceNormalization"), deviation_fixed))
     rules.update(dict.fromkeys(("Add", "Sub"), shift))
     rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), linear(gamma)))
     rules.update(dict.fromkeys(("Mul", "Div"), multiplication))

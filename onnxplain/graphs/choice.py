@@ -58,7 +58,7 @@ def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
         if found.no_attention is not None and not needs.features:
             reasons[method] = pixels if needs.pixels else found.no_attention
             continue
-        if needs.features and found.features is None:
+        if needs.features and not found.features:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
         if readout is None and needs.reads_row:
             reasons[method] = (

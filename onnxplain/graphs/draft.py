@@ -145,10 +145,11 @@ def _multiple(found: Structure, tokens: Tokens) -> tuple[int, int]:
 
 
 def _layers(found: Structure) -> Iterator[AttentionLayer]:
-    for i, tap in enumerate(found.taps):
+    for i, layer in enumerate(found.layers):
         later = 0 if found.tokens is None else found.tokens.prefix - found.tokens.before[i]
-        kind = "global" if tap.queries == tap.keys else "class"
-        yield AttentionLayer(heads=tap.heads, kind=kind, first_token=later)
+        kind = "global" if layer[0].queries == layer[0].keys else "class"
+        heads = sum(tap.heads for tap in layer)
+        yield AttentionLayer(heads=heads, kind=kind, first_token=later)
 
 
 def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
@@ -167,17 +168,17 @@ def _tokens(found: Structure, given: Mapping[str, Any] | None) -> Tokens:
     except (TypeError, ValueError):
         raise InputError(f"tokens grid {fields['grid']!r}; expected [rows, columns]") from None
     tokens = _made(Tokens, {**fields, "grid": (rows, columns)})
-    if not found.taps:
+    if not found.layers:
         if found.tokens is not None and tokens.grid != found.tokens.grid:
             raise UnsupportedModelError(
                 f"a {rows}x{columns} grid was given; the last feature map, all that is served "
                 f"here, has {found.tokens.grid[0]}x{found.tokens.grid[1]} positions"
             )
         return dataclasses.replace(tokens, prefix=())  # a feature map has none
-    if tokens.count != found.taps[-1].keys:
+    if tokens.count != (keys := found.layers[-1][0].keys):
         raise UnsupportedModelError(
             f"{len(tokens.prefix)} prefix tokens and a {tokens.grid[0]}x{tokens.grid[1]} grid make "
-            f"{tokens.count} tokens; the attention spans {found.taps[-1].keys}"
+            f"{tokens.count} tokens; the attention spans {keys}"
         )
     return tokens
 

@@ -26,7 +26,7 @@ from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Layout, dependents
+from onnxplain.graphs.taps import Features, Layout, Tap, dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 from onnxplain.outputs import (
     FEATURES,
@@ -47,6 +47,7 @@ __all__ = ["SINGLE", "Explained", "explain"]
 SINGLE = "single"
 PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
 TARGET = "target"
+Part = Tap | Features
 
 
 @dataclass(frozen=True)
@@ -247,38 +248,36 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
-    for i, (layer, tap) in enumerate(zip(contract.layers, found.taps, strict=True)):
+    for i, (layer, taps) in enumerate(zip(contract.layers, found.layers, strict=True)):
         if layer.attention:
-            outputs[attention_name(i)] = _canonical(b, b.of(tap.value), tap.layout)
+            outputs[attention_name(i)] = _joined(b, [b.of(t.value) for t in taps], taps)
     if any(POOLING in names for names in contract.methods.values()):
         assert found.pool is not None
-        outputs[POOLING] = _canonical(b, b.of(found.pool.value), found.pool.layout)
-    layouts = {tap.value: tap.layout for tap in found.taps}
+        outputs[POOLING] = _joined(b, [b.of(found.pool.value)], [found.pool])
     if contract.features:
-        assert found.features is not None
-        layouts[found.features.value] = found.features.layout
-        outputs[FEATURES] = _canonical(b, b.of(found.features.value), found.features.layout)
-    walks = [(rules, taps) for rules, taps in _walks(contract, found) if taps]
+        outputs[FEATURES] = _joined(b, [b.of(f.value) for f in found.features], found.features)
+    walks = [(rules, sought) for rules, sought in _walks(contract, found) if sought]
     if walks:
         seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
-    for rules, taps in walks:
+    for rules, sought in walks:
+        values = {part.value for parts in sought.values() for part in parts}
         try:
-            arrived = walk(b, {found.logits: seed}, taps.values(), rules)
+            arrived = walk(b, {found.logits: seed}, values, rules)
         except UnsupportedOperatorError as error:
-            if not found.taps:
+            if not found.layers:
                 raise
             others = [method for method, needs in METHODS.items() if not needs.class_specific]
             raise UnsupportedOperatorError(
                 f"{error}; without gradients there are the methods {', '.join(others)}"
             ) from None
-        for name, value in taps.items():
-            if value not in arrived:
-                raise UnsupportedModelError(f"the logits do not depend on {value.name}")
-            result = dense(b, arrived[value])
+        for name, parts in sought.items():
+            for part in parts:
+                if part.value not in arrived:
+                    raise UnsupportedModelError(f"the logits do not depend on {part.value.name}")
+            results = [dense(b, arrived[part.value]) for part in parts]
             if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
-                result = b.mul(result, b.of(value))
-            layout = layouts.get(value)  # the image is as it should be
-            outputs[name] = result if layout is None else _canonical(b, result, layout)
+                results = [b.mul(r, b.of(p.value)) for r, p in zip(results, parts, strict=True)]
+            outputs[name] = _joined(b, results, parts)
     for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     _sort(graph)
@@ -309,17 +308,24 @@ def _sort(graph: ir.Graph) -> None:
 
 def _walks(
     contract: Contract, found: Structure
-) -> list[tuple[Mapping[str, Rule], dict[str, ir.Value]]]:
-    """The walks that the outputs of a contract take: a table, and the taps by output name."""
-    layers = list(enumerate(zip(contract.layers, found.taps, strict=True)))
-    gradient = {attention_gradient_name(i): t.value for i, (a, t) in layers if a.gradient}
-    if contract.features_gradient and found.features is not None:
-        gradient[FEATURES_GRADIENT] = found.features.value
-    relevance = {attention_relevance_name(i): t.value for i, (a, t) in layers if a.relevance}
-    plain = {attention_relevance_lrp_name(i): t.value for i, (a, t) in layers if a.relevance_lrp}
+) -> list[tuple[Mapping[str, Rule], dict[str, Sequence[Part]]]]:
+    """The walks that the outputs of a contract take: a table, and what to find by output name."""
+    layers = list(enumerate(zip(contract.layers, found.layers, strict=True)))
+    gradient: dict[str, Sequence[Part]]
+    gradient = {attention_gradient_name(i): taps for i, (a, taps) in layers if a.gradient}
+    if contract.features_gradient:
+        gradient[FEATURES_GRADIENT] = found.features
+    relevance: dict[str, Sequence[Part]]
+    relevance = {attention_relevance_name(i): taps for i, (a, taps) in layers if a.relevance}
+    plain: dict[str, Sequence[Part]]
+    plain = {attention_relevance_lrp_name(i): t for i, (a, t) in layers if a.relevance_lrp}
+    shape = found.facts[found.image].shape
+    pixels = [Features(found.image, Layout(shape, tuple(range(len(shape))), shape))]
     if contract.input_relevance:
-        plain[INPUT_RELEVANCE] = found.image
-    attnlrp = {INPUT_RELEVANCE_ATTNLRP: found.image} if contract.input_relevance_attnlrp else {}
+        plain[INPUT_RELEVANCE] = pixels
+    attnlrp: dict[str, Sequence[Part]] = {}
+    if contract.input_relevance_attnlrp:
+        attnlrp[INPUT_RELEVANCE_ATTNLRP] = pixels
     return [
         (GRADIENT, gradient),
         (ATTRIBUTION, relevance),
@@ -369,9 +375,15 @@ def _free_names(graph: ir.Graph, contract: Contract) -> None:
                 )
 
 
-def _canonical(b: Builder, x: Tensor, layout: Layout) -> Tensor:
-    """The tensor with the axes that the contract promises."""
-    return b.reshape(b.transpose(b.reshape(x, layout.split), layout.perm), layout.shape)
+def _joined(b: Builder, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
+    """The tensors of an output with the axes that the contract promises: the heads of attentions
+    side by side, or the features of each token, one after the other."""
+    layouts = [part.layout for part in parts]
+    turned = [
+        b.reshape(b.transpose(b.reshape(x, layout.split), layout.perm), layout.shape)
+        for x, layout in zip(tensors, layouts, strict=True)
+    ]
+    return b.concat(turned, 1 if len(layouts[0].shape) == 4 else 2)
 
 
 def _target(graph: ir.Graph) -> Tensor:

@@ -11,6 +11,7 @@ An operator y = f(x) without an entry of its own gets x * VJP_f(R / y), made fro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -41,16 +42,17 @@ FEW = 32  # inputs of an output: with as many, all of them speak against it once
 
 # fmt: off
 MOVES = (
-    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape",
-    "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity",
+    "MaxPool", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
 )
 PASSES = (
     "BatchNormalization", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",
-    "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow", "PRelu", "Reciprocal",
-    "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
+    "InstanceNormalization", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Pow",
+    "PRelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt",
+    "Tanh",
 )
 # Normalisations that the papers say nothing of: no rule.
-UNKNOWN = ("InstanceNormalization", "LpNormalization", "ReduceL2")
+UNKNOWN = ("LpNormalization", "ReduceL2")
 # fmt: on
 
 
@@ -268,12 +270,33 @@ def addition(balance: bool) -> Rule:
     return rule
 
 
+def of_a_stack(other: Rule) -> Rule:
+    """A sum over a stack of branches is the residual sum of them, `other` any other sum."""
+
+    def rule(s: Step, r: Grads) -> Results:
+        b, axes, stack = s.b, s.axes(), s.node.inputs[0]
+        producer = None if stack is None else stack.producer()
+        if len(axes) != 1 or producer is None or producer.op_type != "Concat":
+            return other(s, r)
+        (axis,), count = axes, len(producer.inputs)
+        joined = producer.attributes["axis"].as_int() % s.input(0).rank
+        if joined != axis or s.input(0).shape[axis] != count:
+            return other(s, r)
+        branches = [b.slice(s.input(0), axis, i, i + 1) for i in range(count)]
+        share = divide(b, first(r), s.y)
+        parts = [b.mul(b.reshape(x, s.y.shape), share) for x in branches]
+        parts = _balanced(b, parts, first(r))
+        return (b.concat([b.reshape(p, branches[0].shape) for p in parts], axis),)
+
+    return rule
+
+
 def _balanced(b: Builder, parts: list[Tensor], r: Tensor) -> list[Tensor]:
-    """R_a * |sum R_a| / (|sum R_a| + |sum R_b|) * sum R / sum R_a, sums per image."""
+    """R_a * |sum R_a| / (|sum R_a| + |sum R_b| ...) * sum R / sum R_a, sums per image."""
     axes = list(range(1, r.rank))
     sums = [b.sum(p, axes) for p in parts]
     sizes = [b.unary("Abs", total) for total in sums]
-    whole, total = b.add(*sizes), b.sum(r, axes)
+    whole, total = functools.reduce(b.add, sizes), b.sum(r, axes)
     return [
         b.mul(part, divide(b, b.mul(divide(b, size, whole), total), own))
         for part, size, own in zip(parts, sizes, sums, strict=True)
@@ -307,6 +330,8 @@ def table(affine: Rule, balance: bool) -> dict[str, Rule]:
     rules.update(dict.fromkeys(("MatMul", "Gemm", "Einsum", "Conv"), matrix(affine)))
     rules.update(dict.fromkeys(("Add", "Sub"), addition(balance)))
     rules.update(dict.fromkeys(("Mul", "Div"), multiplication))
+    if balance:
+        rules["ReduceSum"] = of_a_stack(rules["ReduceSum"])
     return rules
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import onnx_ir as ir
 
@@ -15,7 +15,15 @@ from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.feature_map import find_feature_map
 from onnxplain.graphs.positions import Axes, positions
 from onnxplain.graphs.shapes import Facts, infer, show
-from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps, sources
+from onnxplain.graphs.taps import (
+    Features,
+    Tap,
+    dependents,
+    find_features,
+    find_taps,
+    same_tokens,
+    sources,
+)
 from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 
 __all__ = ["OPSETS", "Structure", "analyse"]
@@ -27,9 +35,12 @@ OPSETS = range(17, 23)
 class Structure:
     """What was found. `facts` covers every value of the graph; `classes` counts the logits.
 
-    `pool` is the attention by which a head pools the tokens of the last layer.
+    A layer is an attention, or several that run side by side on the same tokens, which is one with
+    the heads of all. `features` are what enters the last layer, one for each of its attentions that
+    has tokens of its own, or none where there is no such value. `pool` is the attention by which a
+    head pools the tokens of the last layer.
 
-    A model without global attention has no taps, `no_attention` says why, and `features` is its
+    A model without global attention has no layers, `no_attention` says why, and `features` is its
     last feature map, whose rows and columns are the grid of `tokens`.
 
     `size` is what the picture was bound to, which `any_size` says is one of many.
@@ -41,8 +52,8 @@ class Structure:
     size: tuple[int, int]
     any_size: bool
     batch: int | None
-    taps: tuple[Tap, ...]
-    features: Features | None
+    layers: tuple[tuple[Tap, ...], ...]
+    features: tuple[Features, ...]
     tokens: TokenLayout | None  # None: not found
     readout: Readout | None
     facts: dict[ir.Value, Facts]
@@ -83,12 +94,13 @@ def analyse(
     _check_precision(facts, live)
     places = positions(graph, facts, image)
     no_attention = None
+    layers: list[tuple[Tap, ...]]
     try:
-        taps, pool, features = _attention(graph, facts, live, image, places)
-        found = find_tokens(graph, facts, image, taps)
-        _check_class_attention(taps, found)
+        layers, pool, features = _attention(graph, facts, live, image, places)
+        found = find_tokens(graph, facts, image, layers)
+        _check_class_attention(layers, found)
     except UnsupportedModelError as error:
-        taps, pool, found, no_attention = [], None, None, error
+        layers, pool, features, found, no_attention = [], None, (), None, error
     if found is None:
         last = find_feature_map(graph, facts, live, places, image)
         if last is None and no_attention is not None:
@@ -97,12 +109,12 @@ def analyse(
                 "whole"
             )
         # As many positions as keys: it is the tokens whose grid was not found.
-        if last is not None and not (taps and math.prod(last[1]) == taps[0].keys):
+        if last is not None and not (layers and math.prod(last[1]) == layers[0][0].keys):
             no_attention = no_attention or UnsupportedModelError(
-                f"attention {taps[0].value.name} is not over the {math.prod(last[1])} positions; "
-                "expected attention of every token to every token"
+                f"attention {layers[0][0].value.name} is not over the {math.prod(last[1])} "
+                "positions; expected attention of every token to every token"
             )
-            taps, pool, (features, grid) = [], None, last
+            layers, pool, features, grid = [], None, (last[0],), last[1]
             found = TokenLayout(grid, (0,))
     return Structure(
         image=image,
@@ -111,10 +123,10 @@ def analyse(
         size=size,
         any_size=fixed is None,
         batch=batch if isinstance(batch, int) else None,
-        taps=tuple(taps),
+        layers=tuple(layers),
         features=features,
         tokens=found,
-        readout=find_readout(graph, facts, taps, pool, found_logits) if taps else None,
+        readout=find_readout(graph, facts, layers, pool, found_logits) if layers else None,
         facts=facts,
         pool=pool,
         no_attention=None if no_attention is None else str(no_attention),
@@ -127,19 +139,29 @@ def _attention(
     live: set[ir.Value],
     image: ir.Value,
     places: Mapping[ir.Value, Axes],
-) -> tuple[list[Tap], Tap | None, Features | None]:
-    """The layers of global attention, that of a pooling head, and the tokens that enter the last
-    layer."""
+) -> tuple[list[tuple[Tap, ...]], Tap | None, tuple[Features, ...]]:
+    """The layers of global attention, the attention of a pooling head, and the tokens that enter
+    the last layer."""
     images = trace(graph, facts, image, Place(0, volume(facts[image].shape[:1])))
     taps, pool = _pooled(find_taps(graph, facts, live, images, places))
-    _check_layers(graph, taps)
-    features = find_features(taps[-1], facts, live, images)
-    if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
+    _check_taps(taps)
+    layers, entering = _layers(graph, taps), []
+    for layer in layers:
+        found = [find_features(tap, facts, live, images) for tap in layer]
+        entering = [features for features in found if features is not None]
+        one = len(layer) == 1
+        if not one and (len(entering) < len(layer) or not same_tokens(entering, facts, live)):
+            raise UnsupportedModelError(
+                f"attention {' and '.join(str(tap.value.name) for tap in layer[:2])} run side by "
+                "side, not on the same tokens; expected one attention after the other"
+            )
+    last = layers[-1][0]
+    if not entering and len(last.layout.split) > len(facts[last.value].shape):
         raise UnsupportedModelError(
-            f"attention {taps[-1].value.name} has shape {show(facts[taps[-1].value].shape)} and no "
+            f"attention {last.value.name} has shape {show(facts[last.value].shape)} and no "
             "input [batch, tokens, dim]: attention within windows; expected global attention"
         )
-    return taps, pool, features
+    return layers, pool, tuple({features.value: features for features in entering}.values())
 
 
 def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:
@@ -149,8 +171,8 @@ def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:
     return taps, None
 
 
-def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
-    """Refuses attention that is not one global layer after the other."""
+def _check_taps(taps: Sequence[Tap]) -> None:
+    """Refuses attention that is not global."""
     if not taps:
         raise UnsupportedModelError(
             "no attention found: expected a Softmax that multiplies value vectors computed from "
@@ -165,16 +187,30 @@ def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
                 f"first one {taps[0].queries} and {taps[0].keys}: pooled or windowed attention; "
                 "expected attention of every token to every token, then of the class token at most"
             )
-    for tap, following in pairwise(taps):
-        if following.value not in dependents(graph, tap.product.outputs[0]):
+
+
+def _layers(graph: ir.Graph, taps: Sequence[Tap]) -> list[tuple[Tap, ...]]:
+    """The attentions by layer: each of a layer is computed from all of the layer before."""
+    layers: list[tuple[Tap, ...]] = []
+    behind = {tap.value: dependents(graph, tap.product.outputs[0]) for tap in taps}
+    for tap in taps:
+        last = layers[-1] if layers else ()
+        before = [other for other in last if tap.value in behind[other.value]]
+        if len(before) == len(last):
+            layers.append((tap,))
+        elif not before and (tap.queries, tap.keys) == (last[0].queries, last[0].keys):
+            layers[-1] = (*last, tap)
+        else:
             raise UnsupportedModelError(
-                f"attention {tap.value.name} and {following.value.name} run side by side (parallel "
-                "blocks, or one product per head); expected one attention after the other"
+                f"attention {last[-1].value.name} and {tap.value.name} run side by side, in "
+                "streams of their own; expected one attention after the other"
             )
+    return layers
 
 
-def _check_class_attention(taps: Sequence[Tap], found: TokenLayout | None) -> None:
+def _check_class_attention(layers: Sequence[Sequence[Tap]], found: TokenLayout | None) -> None:
     """The one query of class attention is the class token, which has to be the only prefix."""
+    taps = list(chain.from_iterable(layers))
     uneven = [tap for tap in taps if tap.queries != taps[-1].keys]
     if uneven and (found is None or found.prefix != 1):
         what = "no grid was found" if found is None else f"{found.prefix} tokens stand before it"

@@ -12,7 +12,16 @@ from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
 from onnxplain.graphs.positions import COLUMN, ROW, Axes, count
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
-__all__ = ["Features", "Layout", "Tap", "dependents", "find_features", "find_taps", "sources"]
+__all__ = [
+    "Features",
+    "Layout",
+    "Tap",
+    "dependents",
+    "find_features",
+    "find_taps",
+    "same_tokens",
+    "sources",
+]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
 # renormalisation, the head mixing of talking heads, the difference of two heads.
@@ -41,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Tap:
-    """One attention layer.
+    """One attention. Several that run side by side on the same tokens make up one layer.
 
     Attributes:
         value: The attention, as it multiplies the value vectors.
@@ -68,10 +77,12 @@ class Tap:
 
 @dataclass(frozen=True)
 class Features:
-    """The tokens that enter an attention layer; `layout` brings them to [batch, tokens, dim]."""
+    """The tokens that enter an attention, along the axis `tokens` (None: rows and columns have one
+    each); `layout` brings them to [batch, tokens, dim]."""
 
     value: ir.Value
     layout: Layout
+    tokens: int | None = None
 
 
 def dependents(graph: ir.Graph, value: ir.Value) -> set[ir.Value]:
@@ -273,7 +284,7 @@ def find_features(
     live: set[ir.Value],
     images: Mapping[ir.Value, Place],
 ) -> Features | None:
-    """The tokens that enter an attention layer, before its projections.
+    """The tokens that enter an attention, before its projections.
 
     Follows the value vectors back through the value projection and then through reshapes, as far
     as the tokens remain an axis of their own. None where the graph has no such value.
@@ -312,4 +323,47 @@ def _features(
     if turned is None or len(width) != 1 or turned[-1] != 1:
         return None
     split, perm, count, _ = turned
-    return Features(value, Layout(split, perm, (count, shape[tokens], shape[width[0]])))
+    layout = Layout(split, perm, (count, shape[tokens], shape[width[0]]))
+    return Features(value, layout, tokens)
+
+
+def same_tokens(
+    features: Sequence[Features], facts: dict[ir.Value, Facts], live: set[ir.Value]
+) -> bool:
+    """Whether all of them are computed from the same tokens, each token from itself alone, as by
+    a normalisation of its own for each attention."""
+    known = [_token_by_token(entering, facts, live) for entering in features]
+    shared = set.intersection(*(set(own.items()) for own in known))
+    for entering, own in zip(features, known, strict=True):
+        waiting = [entering.value]
+        while waiting:
+            value = waiting.pop()
+            node = value.producer()
+            if (value, own[value]) in shared:
+                continue
+            inputs = [v for v in node.inputs if v in live and v is not None] if node else []
+            if not inputs or any(v not in own for v in inputs):
+                return False
+            waiting += inputs
+    return True
+
+
+def _token_by_token(
+    features: Features, facts: dict[ir.Value, Facts], live: set[ir.Value]
+) -> dict[ir.Value, int]:
+    """The features and what their tokens come from, one from one: value, token axis."""
+    assert features.tokens is not None
+    found, waiting = {features.value: features.tokens}, [features.value]
+    while waiting:
+        value = waiting.pop()
+        node = value.producer()
+        place = Place(found[value], volume([facts[value].shape[found[value]]]))
+        for i, source in enumerate(node.inputs if node is not None else ()):
+            if source is None or source not in live or source in found:
+                continue
+            assert node is not None
+            own = origin(node, i, place, facts)
+            if own is not None and own.whole(facts[source].shape):
+                found[source] = own.axis
+                waiting.append(source)
+    return found

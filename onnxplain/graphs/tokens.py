@@ -26,7 +26,7 @@ SPATIAL = PER_IMAGE | {"Pad"}  # from a picture [batch, channels, rows, columns]
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """What was found of the tokens: the patch `grid` (rows, columns), for each attention how many
+    """What was found of the tokens: the patch `grid` (rows, columns), for each layer how many
     tokens stand before the patches among its keys, and the size of a patch where the patches leave
     a strip of the picture out."""
 
@@ -41,7 +41,10 @@ class TokenLayout:
 
 
 def find_tokens(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value, taps: Sequence[Tap]
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    image: ir.Value,
+    layers: Sequence[Sequence[Tap]],
 ) -> TokenLayout | None:
     """The token layout.
 
@@ -53,7 +56,7 @@ def find_tokens(
         UnsupportedModelError: The patches are numbered column by column.
     """
     for value, axis, grid, by_rows in _merges(graph, facts, image):
-        before = _prefix(graph, facts, value, axis, taps)
+        before = _prefix(graph, facts, value, axis, layers)
         if before is None:
             continue
         if not by_rows:
@@ -144,9 +147,13 @@ def _outermost(shape: Shape, axis: int, out: Shape) -> int | None:
 
 
 def _prefix(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], value: ir.Value, axis: int, taps: Sequence[Tap]
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    value: ir.Value,
+    axis: int,
+    layers: Sequence[Sequence[Tap]],
 ) -> tuple[int, ...] | None:
-    """How many tokens stand before the patches among the keys of each attention."""
+    """How many tokens stand before the patches among the keys of each layer."""
     patches = volume(facts[value].shape[axis : axis + 1])
     reached = {value: (Place(axis, patches), 0)}  # where the tokens lie, and the first patch
     for node in graph:
@@ -166,14 +173,20 @@ def _prefix(
                 if lower <= first and first + patches <= upper:
                     part = Place(place.axis, upper - lower)
                     reached.setdefault(output, (part, first - lower))
-    starts = []
-    for tap in taps:
-        place, first = reached.get(tap.values, (Place(-1, 0), 0))
-        if (place.axis, place.count) != (tap.contracted, tap.keys):
+    starts: list[int] = []
+    for layer in layers:
+        own: set[int] = set()
+        for tap in layer:
+            place, first = reached.get(tap.values, (Place(-1, 0), 0))
+            if (place.axis, place.count) != (tap.contracted, tap.keys):
+                return None
+            own.add(first)
+        if len(own) != 1:
             return None
-        starts.append(first)
-    joined = len({tap.keys for tap in taps}) > 1  # tokens come in on the way, before the patches
-    if len({tap.keys - first for tap, first in zip(taps, starts, strict=True)}) != 1:
+        starts += own
+    keys = [layer[0].keys for layer in layers]
+    joined = len(set(keys)) > 1  # tokens come in on the way, before the patches
+    if len({count - first for count, first in zip(keys, starts, strict=True)}) != 1:
         return None
     return tuple(starts) if joined or len(set(starts)) == 1 else None
 
@@ -217,7 +230,7 @@ def _axis(node: ir.Node, shape: Shape) -> int:
 def find_readout(
     graph: ir.Graph,
     facts: dict[ir.Value, Facts],
-    taps: Sequence[Tap],
+    layers: Sequence[Sequence[Tap]],
     pool: Tap | None,
     logits: ir.Value,
 ) -> Readout | None:
@@ -227,15 +240,15 @@ def find_readout(
     average over them, past class attention, or to the product of the pooling attention `pool` with
     its values. None where the head does nothing of the kind, or several of these.
     """
-    tap = [tap for tap in taps if tap.queries == tap.keys][-1]
-    of_class = [tap.product for tap in taps if tap.queries < tap.keys]
+    last = [layer for layer in layers if layer[0].queries == layer[0].keys][-1]
+    of_class = [tap.product for layer in layers for tap in layer if tap.queries < tap.keys]
     leading = sources(logits, of_class)
     if pool is not None:  # its keys are tokens too, but lead to the weights, not to what is read
         leading -= sources(pool.value) - sources(pool.values)
     reads: set[tuple[str, int, int]] = set()
     # Where the tokens lie, and the first of them: those that come in later stand before.
-    later = taps[-1].keys - tap.keys
-    reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), later)}
+    later = layers[-1][0].keys - last[0].keys
+    reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), later) for tap in last}
     for node in graph:
         outputs = [v for v in node.outputs if v in leading]
         for source in dict.fromkeys(node.inputs):

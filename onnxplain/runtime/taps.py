@@ -43,7 +43,8 @@ class Taps:
         attention_relevance: Relevance propagated to each attention, same shapes.
         attention_relevance_lrp: The same under the plain LRP rules.
         attention_pooling: Attention of a head that pools by it, [B, heads, queries, N].
-        features: The Grad-CAM layer, [B, N, D] tokens or a [B, C, h, w] feature map.
+        features: The Grad-CAM layer, [B, N, D] tokens (those of attentions side by side one behind
+            the other along D) or a [B, C, h, w] feature map.
         features_gradient: d logit[target] / d features.
         input_gradient: d logit[target] / d pixels, [B, 3, H, W].
         input_relevance: Relevance of the pixels under the plain LRP rules, [B, 3, H, W].

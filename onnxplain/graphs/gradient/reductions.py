@@ -33,10 +33,10 @@ def _(s: Step, g: Grads) -> Results:
     return (b.sub(first(g), b.mul(b.unary("Exp", s.y), b.sum(first(g), [s.integer("axis", -1)]))),)
 
 
-@rule("LayerNormalization")
+@rule("LayerNormalization", "InstanceNormalization")
 def _(s: Step, g: Grads) -> Results:
-    axes, c, r = normalisation(s)
-    return (unnormalised(s.b, s.b.mul(first(g), s.input(1)), axes, c, r),)
+    axes, weight, c, r = normalisation(s)
+    return (unnormalised(s.b, s.b.mul(first(g), weight), axes, c, r),)
 
 
 def unnormalised(b: Builder, gw: Tensor, axes: Sequence[int], c: Tensor, r: Tensor) -> Tensor:
@@ -45,18 +45,20 @@ def unnormalised(b: Builder, gw: Tensor, axes: Sequence[int], c: Tensor, r: Tens
     return b.sub(b.mul(b.sub(gw, b.mean(gw, axes)), r), b.mul(c, tilt))
 
 
-def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor]:
-    """Of a LayerNormalization: its axes, x - mean, and 1 / deviation."""
-    b, x = s.b, s.input(0)
+def normalisation(s: Step) -> tuple[list[int], Tensor, Tensor, Tensor]:
+    """Of a normalisation: its axes, its scale, x - mean, and 1 / deviation."""
+    b, x, scale = s.b, s.input(0), s.input(1)
     if any(s.wants[1:]):
         raise s.refuse("its scale or bias depends on the attention")
     axes = list(range(s.integer("axis", -1) % x.rank, x.rank))
-    if x.dtype.name == "FLOAT":
+    if s.node.op_type == "InstanceNormalization":  # over rows and columns, its scale per channel
+        axes = list(range(2, x.rank))
+        scale = b.reshape(scale, (x.shape[1], *(1,) * len(axes)))
+    elif x.dtype.name == "FLOAT":  # the operator's own statistics are always float32
         shape = tuple(1 if i in axes else d for i, d in enumerate(x.shape))
         mean, r = s.output(1, shape), s.output(2, shape)
-        return axes, b.sub(x, mean), r
-    # The operator's own statistics are always float32.
-    return axes, *statistics(b, x, axes, s.real("epsilon", 1e-5))
+        return axes, scale, b.sub(x, mean), r
+    return axes, scale, *statistics(b, x, axes, s.real("epsilon", 1e-5))
 
 
 def statistics(b: Builder, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
@@ -64,17 +66,6 @@ def statistics(b: Builder, x: Tensor, axes: Sequence[int], epsilon: float) -> tu
     centred = b.sub(x, b.mean(x, axes))
     variance = b.add(b.mean(b.mul(centred, centred), axes), epsilon)
     return centred, b.unary("Reciprocal", b.unary("Sqrt", variance))
-
-
-@rule("InstanceNormalization")
-def _(s: Step, g: Grads) -> Results:
-    b, x = s.b, s.input(0)
-    if any(s.wants[1:]):
-        raise s.refuse("its scale or bias depends on the attention")
-    axes = list(range(2, x.rank))
-    gw = b.mul(first(g), b.reshape(s.input(1), (x.shape[1], *(1,) * len(axes))))
-    centred, r = statistics(b, x, axes, s.real("epsilon", 1e-5))
-    return (unnormalised(b, gw, axes, centred, r),)
 
 
 @rule("ReduceL2")  # g x / y; 0 where all x are 0
