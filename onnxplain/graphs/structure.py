@@ -84,12 +84,8 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
                 f"{no_attention}; and no last feature map, for Grad-CAM, that the head reads as a "
                 "whole"
             )
-        # As many positions as keys: it is the tokens whose grid was not found.
-        if last is not None and not (taps and math.prod(last[1]) == taps[0].keys):
-            no_attention = no_attention or UnsupportedModelError(
-                f"attention {taps[0].value.name} is not over the {math.prod(last[1])} positions; "
-                "expected attention of every token to every token"
-            )
+        if last is not None:
+            no_attention = no_attention or _not_over(taps[0], math.prod(last[1]))
             taps, pool, (features, grid) = [], None, last
             found = TokenLayout(grid, (0,))
     return Structure(
@@ -170,6 +166,19 @@ def _check_class_attention(taps: Sequence[Tap], found: TokenLayout | None) -> No
             f"{uneven[0].keys} keys, the last one {taps[-1].keys} keys; expected a patch grid with "
             f"a class token before it, but {what}"
         )
+
+
+def _not_over(tap: Tap, positions: int) -> UnsupportedModelError:
+    """Why attention says nothing of the positions of the last feature map."""
+    if tap.keys == positions:
+        return UnsupportedModelError(
+            f"the tokens of attention {tap.value.name} cannot be followed from the picture through "
+            "all layers; expected patches of one grid, which attention alone mixes"
+        )
+    return UnsupportedModelError(
+        f"attention {tap.value.name} is not over the {positions} positions; expected attention of "
+        "every token to every token"
+    )
 
 
 def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
