@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from timm.layers import Attention
+from timm.layers.attention import Attention
 from timm.models.hiera import Hiera
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
