@@ -7,7 +7,7 @@ autograd.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def torch_taps(
     recorder = _Recorder()
     with torch.enable_grad(), recorder.watching(module):
         logits = module(pixel_values.detach().clone().requires_grad_())
-        found = recorder.found()
+        found = _of_images(recorder.found(), len(pixel_values))
         tensors = [attention for attention, _ in found]
         features = found[-1][1] if found else None
         wanted = tensors if features is None else [*tensors, features]
@@ -68,6 +68,11 @@ def torch_taps(
         features_gradient=None if features is None else gradients[-1],
         pooling=None if recorder.pooling is None else recorder.pooling.detach(),
     )
+
+
+def _of_images(found: Sequence[_Found], batch: int) -> Sequence[_Found]:
+    """Attention within whole images, without that within their patches, if there is both."""
+    return [pair for pair in found if len(pair[0]) == batch] or found
 
 
 _Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, what it is a projection of

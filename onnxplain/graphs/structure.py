@@ -15,7 +15,15 @@ from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.feature_map import find_feature_map
 from onnxplain.graphs.positions import Axes, positions
 from onnxplain.graphs.shapes import Facts, infer, show
-from onnxplain.graphs.taps import Features, Tap, dependents, find_features, find_taps, sources
+from onnxplain.graphs.taps import (
+    Features,
+    Tap,
+    check_windows,
+    dependents,
+    find_features,
+    find_taps,
+    sources,
+)
 from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 
 __all__ = ["OPSETS", "Structure", "analyse"]
@@ -72,9 +80,7 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
     places = positions(graph, facts, image)
     no_attention = None
     try:
-        taps, pool, features = _attention(graph, facts, live, image, places)
-        found = find_tokens(graph, facts, image, taps)
-        _check_class_attention(taps, found)
+        taps, pool, features, found = _attention(graph, facts, live, image, places)
     except UnsupportedModelError as error:
         taps, pool, found, no_attention = [], None, None, error
     if found is None:
@@ -110,19 +116,23 @@ def _attention(
     live: set[ir.Value],
     image: ir.Value,
     places: Mapping[ir.Value, Axes],
-) -> tuple[list[Tap], Tap | None, Features | None]:
-    """The layers of global attention, that of a pooling head, and the tokens that enter the last
-    layer."""
+) -> tuple[list[Tap], Tap | None, Features | None, TokenLayout | None]:
+    """The layers of global attention, that of a pooling head, the tokens that enter the last
+    layer, and their layout."""
     images = trace(graph, facts, image, Place(0, volume(facts[image].shape[:1])))
-    taps, pool = _pooled(find_taps(graph, facts, live, images, places))
+    taps, windows = find_taps(graph, facts, live, images)
+    taps, pool = _pooled(taps)
+    found = find_tokens(graph, facts, image, taps, places) if taps else None
+    check_windows(windows, facts, places, None if found is None else found.grid)
     _check_layers(graph, taps)
+    _check_class_attention(taps, found)
     features = find_features(taps[-1], facts, live, images)
     if features is None and len(taps[-1].layout.split) > len(facts[taps[-1].value].shape):
         raise UnsupportedModelError(
             f"attention {taps[-1].value.name} has shape {show(facts[taps[-1].value].shape)} and no "
             "input [batch, tokens, dim]: attention within windows; expected global attention"
         )
-    return taps, pool, features
+    return taps, pool, features, found
 
 
 def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
 from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_axes, volume
+from onnxplain.graphs.positions import COLUMN, ROW, Axes
 from onnxplain.graphs.shapes import Facts, Shape
 from onnxplain.graphs.taps import Tap, sources
 
@@ -41,7 +43,11 @@ class TokenLayout:
 
 
 def find_tokens(
-    graph: ir.Graph, facts: dict[ir.Value, Facts], image: ir.Value, taps: Sequence[Tap]
+    graph: ir.Graph,
+    facts: dict[ir.Value, Facts],
+    image: ir.Value,
+    taps: Sequence[Tap],
+    places: Mapping[ir.Value, Axes],
 ) -> TokenLayout | None:
     """The token layout.
 
@@ -52,7 +58,8 @@ def find_tokens(
     Raises:
         UnsupportedModelError: The patches are numbered column by column.
     """
-    for value, axis, grid, by_rows in _merges(graph, facts, image):
+    merges = chain(_merges(graph, facts, image), _unfolded(graph, places))
+    for value, axis, grid, by_rows in merges:
         before = _prefix(graph, facts, value, axis, taps)
         if before is None:
             continue
@@ -99,6 +106,20 @@ def _merges(
             if same_place and volume([out[axis]]) == volume(shape[first : first + 2]):
                 grid = volume([shape[rows]]), volume([shape[columns]])
                 yield node.outputs[0], axis, grid, rows < columns
+
+
+def _unfolded(
+    graph: ir.Graph, places: Mapping[ir.Value, Axes]
+) -> Iterator[tuple[ir.Value, int, tuple[int, int], bool]]:
+    """The same for pictures that were unfolded into patches, which have no two axes any more."""
+    for node in graph:
+        if node.op_type not in SHAPE_ONLY:
+            continue
+        before = places.get(node.inputs[0], ()) if node.inputs[0] is not None else ()
+        for axis, digits in enumerate(places.get(node.outputs[0], ())):
+            kinds = [digit.kind if digit.whole else "" for digit in digits]
+            if kinds == [ROW, COLUMN] and digits not in before:
+                yield node.outputs[0], axis, (digits[0].count, digits[1].count), True
 
 
 def _pictures(
