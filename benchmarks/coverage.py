@@ -243,7 +243,7 @@ def _what(record: dict[str, Any]) -> str:
     if record["outcome"] != "served":
         kinds = "UnsupportedModelError|ModelError|VerificationError|UnsupportedOperatorError"
         reason = re.sub(f"^({kinds}): ", "", record["reason"])  # of a failure it is the news
-        return f"{record['outcome']}: {reason}".replace("|", "\\|")
+        return f"{record['outcome']}: {_finding(reason)}".replace("|", "\\|")
     if _verdict(record) == VERDICTS[0]:
         return "all"
     reasons: dict[str, list[str]] = {}
@@ -259,7 +259,7 @@ def _what(record: dict[str, Any]) -> str:
 
 def _finding(reason: str) -> str:
     """What was found, without what was expected instead."""
-    return re.split(r"[;:] expected ", reason)[0]
+    return re.sub(r"[;:] expected [^;]*", "", reason)
 
 
 def _worst(record: dict[str, Any]) -> str:

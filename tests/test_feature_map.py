@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from chains import parse
+from timm.models.crossvit import CrossVit
 from torch import Tensor, nn
 from torch_gradcam import TOLERANCE, Family, lively, torch_gradcam
 
@@ -114,3 +115,19 @@ def test_a_grid_that_is_not_that_of_the_features_is_refused(tmp_path: Path) -> N
     given: dict[str, Any] = {"tokens": {"prefix": ["cls"], "grid": [3, 3]}}
     with pytest.raises(ox.UnsupportedModelError, match=r"a 3x3 grid was given; .* 2x3 positions"):
         ox.instrument(plain, tmp_path / "explained.onnx", contract=given)
+
+
+def test_branches_with_tokens_of_their_own_are_refused(tmp_path: Path) -> None:
+    module = CrossVit(
+        img_size=32,
+        img_scale=(1.0, 1.0),
+        patch_size=(8, 16),
+        embed_dim=(16, 32),
+        depth=((1, 1, 0),),
+        num_heads=(2, 2),
+        mlp_ratio=(2.0, 2.0, 2.0),
+        num_classes=7,
+    )
+    reason = "5 queries and 5 keys, the first one 17 and 17: branches with tokens of their own"
+    with pytest.raises(ox.UnsupportedModelError, match=f"{reason}; .* and no last feature map"):
+        ox.export(module, tmp_path / "branches.onnx", image_size=32)

@@ -87,8 +87,8 @@ def analyse(model: ir.Model, logits: str | None = None) -> Structure:
         last = find_feature_map(graph, facts, live, places, image)
         if last is None and no_attention is not None:
             raise UnsupportedModelError(
-                f"{no_attention}; and no last feature map, for Grad-CAM, that the head reads as a "
-                "whole"
+                f"{no_attention}; and no last feature map, for Grad-CAM, that all which the head "
+                "reads passes through"
             )
         if last is not None:
             no_attention = no_attention or _not_over(taps[0], math.prod(last[1]))
@@ -153,10 +153,12 @@ def _check_layers(graph: ir.Graph, taps: Sequence[Tap]) -> None:
         itself = before.queries == before.keys <= tap.queries == tap.keys
         of_class = tap.queries == 1 and before.keys <= tap.keys == taps[-1].keys
         if not itself and not (of_class and tap is not taps[0]):
+            behind = tap is taps[0] or tap.value in dependents(graph, taps[0].product.outputs[0])
+            kind = "pooled or windowed attention" if behind else "branches with tokens of their own"
             raise UnsupportedModelError(
                 f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
-                f"first one {taps[0].queries} and {taps[0].keys}: pooled or windowed attention; "
-                "expected attention of every token to every token, then of the class token at most"
+                f"first one {taps[0].queries} and {taps[0].keys}: {kind}; expected attention of "
+                "every token to every token, then of the class token at most"
             )
     for tap, following in pairwise(taps):
         if following.value not in dependents(graph, tap.product.outputs[0]):
