@@ -208,5 +208,12 @@ def build(name: str, arguments: dict[str, Any], size: int) -> Any:
         norm.train()
         norm.momentum = None  # the mean over what was seen: here of one batch
     if norms:
-        module(torch.randn(4, 3, size, size))
+        # Both kinds of input that the export is verified with. Normalised for one of them alone,
+        # the other grows from layer to layer, and with it the rounding.
+        module(torch.cat([torch.randn(4, 3, size, size), _pictures(4, size)]))
     return module.eval()
+
+
+def _pictures(count: int, size: int) -> torch.Tensor:
+    """Smooth colours, spread as those of normalised photos."""
+    return F.interpolate(4 * torch.rand(count, 3, 4, 4) - 2, (size, size), mode="bilinear")

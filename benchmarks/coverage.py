@@ -19,6 +19,7 @@ import argparse
 import fnmatch
 import json
 import multiprocessing
+import re
 import resource
 import signal
 import tempfile
@@ -58,7 +59,10 @@ weights, in the size stated, exported with every method, and compared with torch
 written, and the verdict is "differs". "Refused" is an error that says why; "failed" is any other
 error, a bug. Attention is "global" where every layer looks at all patches of one grid, from the
 same tokens or from class tokens; "other" is attention within windows, pooled, over several grids
-or between channels; "none" is a convolutional network or the like; "unknown" has not run.
+or between channels; "none" is a convolutional network or the like; "unknown" has not run. Behind
+"gradcam alone" stands why the attention, if there is any, is none of every token to every token,
+which the methods that read attention are defined for; lrp and attnlrp have rules for models with
+such attention only.
 """
 
 
@@ -237,14 +241,25 @@ def _verdict(record: dict[str, Any]) -> str:
 
 def _what(record: dict[str, Any]) -> str:
     if record["outcome"] != "served":
-        return f"{record['outcome']}: {record['reason']}".replace("|", "\\|")
+        kinds = "UnsupportedModelError|ModelError|VerificationError|UnsupportedOperatorError"
+        reason = re.sub(f"^({kinds}): ", "", record["reason"])  # of a failure it is the news
+        return f"{record['outcome']}: {_finding(reason)}".replace("|", "\\|")
     if _verdict(record) == VERDICTS[0]:
         return "all"
     reasons: dict[str, list[str]] = {}
     for method, reason in record.get("undefined", {}).items():
-        reasons.setdefault(reason, []).append(method)
-    others = [f"not {', '.join(methods)}: {reason}" for reason, methods in reasons.items()]
-    return "; ".join([", ".join(record["methods"]), *others]).replace("|", "\\|")
+        reasons.setdefault(_finding(reason), []).append(method)
+    if record["methods"] == ["gradcam"]:
+        others = [f"gradcam alone: {max(reasons, key=lambda reason: len(reasons[reason]))}"]
+    else:
+        others = [", ".join(record["methods"])]
+        others += [f"not {', '.join(methods)}: {reason}" for reason, methods in reasons.items()]
+    return "; ".join(others).replace("|", "\\|")
+
+
+def _finding(reason: str) -> str:
+    """What was found, without what was expected instead."""
+    return re.sub(r"[;:] expected [^;]*", "", reason)
 
 
 def _worst(record: dict[str, Any]) -> str:

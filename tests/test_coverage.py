@@ -123,7 +123,8 @@ def test_page_from_results() -> None:
         {"family": "resnet", "representative": "d", "names": ["d"]},
         {"family": "swin_transformer", "representative": "e", "names": ["e", "h"]},
         {"family": "swin_transformer", "representative": "f", "names": ["f"]},
-        {"family": "swin_transformer", "representative": "g", "names": ["g", "i"]},
+        {"family": "swin_transformer", "representative": "g", "names": ["g"]},
+        {"family": "swin_transformer", "representative": "j", "names": ["i", "j"]},
     ]
     results: dict[str, dict[str, Any]] = {
         "a": {
@@ -134,29 +135,45 @@ def test_page_from_results() -> None:
             "methods": list(METHODS),
             "differences": {"logits": 1.2e-6},
         },
-        "d": {"attention": "none", "outcome": "refused", "reason": "no [a|b]", "size": 128},
+        "d": {
+            "attention": "none",
+            "outcome": "refused",
+            "reason": "UnsupportedModelError: no [a|b]",
+            "size": 128,
+        },
         "e": {
             "attention": "other",
             "outcome": "served",
-            "methods": ["gradcam"],
-            "undefined": {"rollout": "windows", "lrp": "no rule", "partial_lrp": "windows"},
+            "methods": ["rollout", "gradcam"],
+            "undefined": {"partial_lrp": "odd", "lrp": "no rule", "attention_gradcam": "odd"},
         },
         "f": {"attention": "other", "outcome": "failed", "reason": "KeyError: 'a'"},
+        "g": {
+            "attention": "other",
+            "outcome": "served",
+            "methods": ["gradcam"],
+            "undefined": {
+                "rollout": "windows; expected none",
+                "lrp": "n",
+                "partial_lrp": "windows",
+            },
+        },
     }
     text = coverage.page(groups, results, "1.0")
     assert "timm 1.0" in text
     assert "| global | 3 | 3 | 0 | 0 | 0 | 0 | 0 |" in text
     assert "| none | 1 | 0 | 0 | 1 | 0 | 0 | 0 |" in text
     assert "| unknown | 2 | 0 | 0 | 0 | 0 | 0 | 2 |" in text
-    assert "| other | 3 | 0 | 2 | 0 | 0 | 1 | 0 |" in text
-    assert "| all | 9 | 3 | 2 | 1 | 0 | 1 | 2 |" in text
+    assert "| other | 4 | 0 | 3 | 0 | 0 | 1 | 0 |" in text
+    assert "| all | 10 | 3 | 3 | 1 | 0 | 1 | 2 |" in text
     assert "Of the 3 names with global attention, 3 (100.0 %)" in text
     assert "| `a` (depth=2, 64 px) | 3 | global | all | logits 1.2e-06 |" in text
     assert "| `d` (128 px) | 1 | none | refused: no [a\\|b] |  |" in text
-    what = "gradcam; not rollout, partial_lrp: windows; not lrp: no rule"
+    what = "rollout, gradcam; not partial_lrp, attention_gradcam: odd; not lrp: no rule"
     assert f"| `e` | 2 | other | {what} |  |" in text
     assert "| `f` | 1 | other | failed: KeyError: 'a' |  |" in text
-    assert "| `g` | 2 | unknown | not run: not yet |  |" in text
+    assert "| `g` | 1 | other | gradcam alone: windows |  |" in text
+    assert "| `j` | 2 | unknown | not run: not yet |  |" in text
     assert "- a, b, c\n" in text
 
 

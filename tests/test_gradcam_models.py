@@ -4,50 +4,46 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
-from chains import parse
-from numpy.typing import NDArray
 from PIL import Image
+from timm.layers.attention import Attention
 from timm.models.hiera import Hiera
 from timm.models.maxxvit import MaxxVit, MaxxVitCfg, MaxxVitTransformerCfg
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from timm.models.swin_transformer import SwinTransformer
 from torch import Tensor, nn
+from torch_gradcam import TOLERANCE, Family, lively, torch_gradcam
 from typer.testing import CliRunner
 
 import onnxplain as ox
 from onnxplain.cli import app
 from onnxplain.outputs import METHODS
 
-# Single precision on both sides, relative to the largest value of the map.
-TOLERANCE = 1e-4
 ATTENTION_METHODS = [name for name, needs in METHODS.items() if not needs.features]
 
 
-@dataclass(frozen=True)
-class Family:
-    """A small model, where torch has its Grad-CAM layer, and what a refusal must say.
+class Convolved(nn.Module):
+    """Two layers of attention to all positions, with a convolution between them."""
 
-    `layer` names the module whose input, or with "->" whose output, is the layer; `nchw` brings
-    that to [batch, channels, rows, columns].
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, 4)
+        self.layers = nn.ModuleList([Attention(8, num_heads=2) for _ in range(2)])
+        self.mix = nn.Conv2d(8, 8, 3, padding=1)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(8, 7)
 
-    build: Callable[[], nn.Module]
-    size: tuple[int, int]
-    grid: tuple[int, int]
-    layer: str
-    reason: str
-    nchw: Callable[[Tensor], Tensor] = lambda t: t
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for layer in self.layers:
+            x = self.mix(x + layer(x.flatten(2).mT).mT.unflatten(2, (4, 6)))
+        return self.head(self.pool(x).flatten(1))
 
 
 def maxvit(block: str) -> nn.Module:
@@ -133,41 +129,14 @@ FAMILIES = {
         "stages->",
         "384 queries and 6 keys",
     ),
+    "convolved": Family(
+        Convolved,
+        (16, 24),
+        (4, 6),
+        "pool",
+        "tokens of attention softmax cannot be followed from the picture through all layers",
+    ),
 }
-
-
-def lively(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model with random biases, scales and statistics: fresh ones hide errors."""
-    torch.manual_seed(3)
-    module = build().eval()
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            if tensor.is_floating_point() and (tensor.ndim == 1 or not tensor.any()):
-                noise = torch.randn(tensor.shape)
-                tensor.add_(noise.abs() if name.endswith("running_var") else 0.1 * noise)
-    return module
-
-
-def torch_gradcam(
-    module: nn.Module, family: Family, images: Tensor, target: Tensor
-) -> NDArray[np.float32]:
-    """The map by hooks and autograd alone, float32 [batch, rows, columns]."""
-    seen: list[Tensor] = []
-    name = family.layer.removesuffix("->")
-    layer = module.get_submodule(name)
-    if isinstance(layer, nn.Sequential | nn.ModuleList):  # its last part, however it is called
-        layer = list(layer)[-1]
-    if family.layer.endswith("->"):
-        handle = layer.register_forward_hook(lambda m, args, output: seen.append(output))
-    else:
-        handle = layer.register_forward_pre_hook(lambda m, args: seen.append(args[0]))
-    logits = module(images.clone().requires_grad_())
-    handle.remove()
-    (features,) = seen
-    (gradient,) = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), features)
-    features, gradient = family.nchw(features.detach()), family.nchw(gradient)
-    weights = gradient.mean((2, 3), keepdim=True)
-    return F.relu((weights * features).sum(1)).numpy()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -296,106 +265,3 @@ def test_bundle_has_a_plain_graph_and_one_for_gradcam(cnn: Path, tmp_path: Path)
         for path in (cnn, tmp_path / "bundle")
     )
     np.testing.assert_array_equal(one.grid, other.grid)
-
-
-# Hand-made graphs: what is found and what is not
-
-BY_HAND = """
-    <ir_version: 10, opset_import: ["" : 20]>
-    g (float[batch, 3, 2, 3] image) => (float[batch, 2] logits)
-    <float[2, 3, 1, 1] kernel = {1, 0, 0, 0, 1, 0}, float[2, 2] weight = {6, -6, 0, 12},
-     float[2, 2] twice = {2, 0, 0, 2}, float[2, 4] four = {1, 1, 0, 0, 0, 0, 1, 1},
-     int64[1] none = {0}, int64[1] one = {1}, int64[1] end = {9}, int64[2] flat = {0, -1},
-     int64[2] rc = {2, 3}, int64[1] last = {3}, int64[1] back = {-1}, int64[1] low = {-9}>
-    { mixed = Conv (image, kernel) maps = Relu (mixed) NODES }
-"""
-POOLED = "pooled = GlobalAveragePool (maps) tokens = Flatten (pooled) "
-HEAD = "logits = Gemm (tokens, weight)"
-
-
-def by_hand(nodes: str, folder: Path, batch: str = "batch") -> Path:
-    text = BY_HAND.replace("NODES", nodes).replace("[batch,", f"[{batch},")
-    onnx.save(parse(text), folder / "plain.onnx")
-    return folder / "plain.onnx"
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        POOLED + HEAD,
-        "pooled = ReduceMean <keepdims = 0> (maps, rc) logits = Gemm (pooled, weight)",
-        "pooled = AveragePool <kernel_shape = [2, 3]> (maps) t = Flatten (pooled) "
-        "logits = MatMul (t, weight)",
-        # Positions that change places after the last known ones do not move those.
-        "flipped = Slice (maps, back, low, last, back) " + POOLED.replace("maps", "flipped") + HEAD,
-    ],
-)
-@pytest.mark.parametrize("batch", ["batch", "1", "2"])
-def test_gradcam_worked_out_by_hand(head: str, batch: str, tmp_path: Path) -> None:
-    """Class weights (6, 0) and (-6, 12) over 6 positions: maps relu(F0) and relu(2 F1 - F0)."""
-    ox.instrument(by_hand(head, tmp_path, batch), tmp_path / "explained.onnx")
-    explainer = ox.Explainer(tmp_path / "explained.onnx", device="cpu", threads=1)
-    image = np.zeros((1, 3, 2, 3), np.float32)
-    image[0, 0] = [[1, -2, 3], [0, 5, 4]]
-    image[0, 1] = [[2, 1, 1], [-1, 3, 2]]
-    image[0, 2] = 9  # which the kernel does not see
-    first = [[1, 0, 3], [0, 5, 4]]
-    second = [[3, 2, 0], [0, 1, 0]]
-    for target, expected in ((0, first), (1, second)):
-        result = explainer.explain(image, target=target)
-        np.testing.assert_allclose(result.grid[0], expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        # The head reads one position: the gradient says nothing of the others.
-        "a = Slice (maps, none, one, last) p = ReduceMean <keepdims = 0> (a, rc) "
-        "logits = Gemm (p, weight)",
-        # More follows than precedes: not the last stage of anything.
-        POOLED + "h = Gemm (tokens, twice) k = Gemm (h, twice) " + HEAD.replace("tokens", "k"),
-    ],
-)
-def test_what_has_no_last_feature_map_is_refused(head: str, tmp_path: Path) -> None:
-    plain = by_hand(head, tmp_path)
-    with pytest.raises(ox.UnsupportedModelError, match="and no last feature map") as error:
-        ox.instrument(plain, tmp_path / "explained.onnx")
-    assert "\n" not in str(error.value)
-
-
-class InWindows(nn.Module):
-    """Computes on windows and pools them without ever putting the picture together again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, 2, 1)
-        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU())
-        self.head = nn.Linear(12, 7)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.stem(images).permute(0, 2, 3, 1)  # 8 x 12 positions, windows of 4 x 3
-        x = x.unflatten(2, (4, 3)).unflatten(1, (2, 4)).transpose(2, 3)
-        self.seen = self.mlp(x.reshape(-1, 12, 8))
-        return self.head(self.seen.unflatten(0, (-1, 8)).mean((1, 2)))
-
-
-def test_windows_are_put_together_in_the_map(tmp_path: Path) -> None:
-    def whole(t: Tensor) -> Tensor:
-        windows = t.unflatten(1, (4, 3)).unflatten(0, (-1, 2, 4))
-        return windows.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
-
-    family = Family(InWindows, (16, 24), (8, 12), "mlp->", "", whole)
-    module = lively(InWindows)
-    ox.export(module, tmp_path / "windows.onnx", image_size=(16, 24), verify=False)
-    images, target = torch.randn(2, 3, 16, 24), torch.tensor([1, 4])
-    expected = torch_gradcam(module, family, images, target)
-    explainer = ox.Explainer(tmp_path / "windows.onnx", device="cpu", threads=1)
-    found = explainer.explain(images.numpy(), target=target.tolist()).grid
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE * expected.max())
-
-
-def test_a_grid_that_is_not_that_of_the_features_is_refused(tmp_path: Path) -> None:
-    plain = by_hand(POOLED + HEAD, tmp_path)
-    given: dict[str, Any] = {"tokens": {"prefix": ["cls"], "grid": [3, 3]}}
-    with pytest.raises(ox.UnsupportedModelError, match=r"a 3x3 grid was given; .* 2x3 positions"):
-        ox.instrument(plain, tmp_path / "explained.onnx", contract=given)

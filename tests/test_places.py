@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_vits import CONFIGURATIONS, small_vit
+import torch
+from small_vits import CONFIGURATIONS, small_vit, stir
 from timm.models.cait import Cait
+from timm.models.tnt import TNT
 
 import onnxplain as ox
 from onnxplain.outputs import METHODS
@@ -33,19 +35,36 @@ MODELS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("cls", "reg0"),
     ),
     "class attention": (lambda: small_vit(Cait), ("cls",)),
+    "attention within patches": (lambda: small_tnt(), ("cls",)),
 }
+
+
+def small_tnt(cls: type[TNT] = TNT, **changes: Any) -> Any:
+    """Two blocks of attention within patches of 16 pixels and between them."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {
+        "img_size": (48, 32),
+        "embed_dim": 32,
+        "inner_dim": 8,
+        "depth": 2,
+        "num_classes": 10,
+    }
+    module: Any = stir(cls(num_heads_inner=2, num_heads_outer=4, **sizes, **changes).eval())
+    module.image_size = (48, 32)  # it does not say
+    return module
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_only_patch_that_differs(name: str, tmp_path: Path) -> None:
     build, prefix = MODELS[name]
     module = build()
-    module.pos_embed.data.zero_()
+    for key in ("pos_embed", "patch_pos"):
+        getattr(module, key, torch.zeros(1)).data.zero_()
     contract = ox.export(module, tmp_path / "vit.onnx", methods=MAPS, verify=False).contract
     assert contract.tokens.prefix == prefix
     rows, columns = contract.tokens.grid
     (height, width), random = contract.input.size, np.random.default_rng(0)
-    side = module.patch_embed.patch_size[0]
+    side = (contract.tokens.patch or (height // rows,))[0]
     assert (height // side, width // side) == (rows, columns)
     places = [(0, 0), (rows - 1, 0), (rows // 2, columns - 1), (rows - 1, columns - 1)]
     images = np.zeros((len(places), 3, height, width), np.float32)
@@ -73,3 +92,31 @@ def test_the_only_patch_that_differs(name: str, tmp_path: Path) -> None:
                 assert (peak[0] // side, peak[1] // side) == (row, column), result.method
                 assert not heatmap[rows * side :].any() and not heatmap[:, columns * side :].any()
     assert shown > len(places) * len(MAPS) / 2
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_attention_within_patches_leaves_all_methods(legacy: bool, tmp_path: Path) -> None:
+    report = ox.export(small_tnt(legacy=legacy), tmp_path / "tnt.onnx")
+    assert report.methods == tuple(METHODS)
+    assert report.contract.tokens.grid == (3, 2)
+    assert [layer.heads for layer in report.contract.layers] == [4, 4]
+    assert report.verification is not None
+    assert "attention_gradient" in report.verification["differences"]
+
+
+class Shifted(TNT):
+    """Patches that overlap with their neighbours between the layers."""
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.pixel_embed(x, self.pixel_pos)
+        outer = self.norm2_proj(self.proj(self.norm1_proj(inner.reshape(x.shape[0], 6, -1))))
+        outer = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), outer), 1)
+        for block in self.blocks:
+            inner, outer = block(inner, outer)
+            inner = inner.unflatten(0, (-1, 6)).flatten(1, 2).roll(8, 1).reshape(inner.shape)
+        return self.norm(outer)
+
+
+def test_attention_within_windows_that_are_no_patches_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ox.UnsupportedModelError, match="within windows or groups"):
+        ox.export(small_tnt(Shifted), tmp_path / "shifted.onnx")

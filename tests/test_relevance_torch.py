@@ -24,7 +24,6 @@ from torch_relevance import AttnLRP, Attribution, Plain, Table, relevance
 from written_out import written_out
 
 import onnxplain as ox
-from onnxplain.contract import METHODS
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import relative_difference
 from onnxplain.graphs.attnlrp import attn_lrp
@@ -32,6 +31,7 @@ from onnxplain.graphs.builder import Builder
 from onnxplain.graphs.relevance import ATTRIBUTION
 from onnxplain.graphs.shapes import infer
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
+from onnxplain.outputs import METHODS
 
 Array = NDArray[np.float64]
 

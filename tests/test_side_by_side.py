@@ -18,7 +18,7 @@ from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import ParallelThingsBlock
 
 import onnxplain as ox
-from onnxplain.contract import METHODS
+from onnxplain.outputs import METHODS
 
 IMAGES = np.random.default_rng(0).normal(size=(10, 3, 32, 32)).astype(np.float32)
 TARGET = list(range(10))

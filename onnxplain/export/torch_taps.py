@@ -58,7 +58,7 @@ def torch_taps(
     recorder = _Recorder()
     with torch.enable_grad(), recorder.watching(module):
         logits = module(pixel_values.detach().clone().requires_grad_())
-        found = recorder.found()
+        found = _of_images(recorder.found(), len(pixel_values))
         tensors = [attention for attention, _ in found]
         layers = _layers(tensors, len(pixel_values), heads)
         entering = [t for _, t in found[-len(layers[-1]) :] if t is not None] if layers else []
@@ -105,6 +105,11 @@ def _joined(attentions: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(attentions) == 1:
         return attentions[0]
     return torch.cat(list(attentions), 1)
+
+
+def _of_images(found: Sequence[_Found], batch: int) -> Sequence[_Found]:
+    """Attention within whole images, without that within their patches, if there is both."""
+    return [pair for pair in found if len(pair[0]) == batch] or found
 
 
 _Found = tuple[torch.Tensor, torch.Tensor | None]  # attention, what it is a projection of

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, carried, volume
@@ -95,6 +96,8 @@ def _through(
     own = found.get(source) if source is not None else None
     if node.domain == "" and node.op_type in SHAPE_ONLY and own is not None:
         return _regrouped([digit for axis in own for digit in axis], sizes)
+    if own is not None and (cut := _cut(node, own, facts)) is not None:
+        return cut
     axes = []
     for i, size in enumerate(sizes):
         inputs = carried(node, i, facts) or ()
@@ -107,6 +110,22 @@ def _through(
             candidates = _resampled(node, own[i], size, i, facts)
         axes.append(_agreed(candidates, size))
     return tuple(axes)
+
+
+def _cut(node: ir.Node, own: Axes, facts: dict[ir.Value, Facts]) -> Axes | None:
+    """The digits after a Gather that cuts an axis into pieces side by side: (within, of pieces).
+
+    So torch unfolds a picture into patches, rows first and then columns.
+    """
+    if node.domain != "" or node.op_type != "Gather" or node.inputs[1] is None:
+        return None
+    index, attribute = facts[node.inputs[1]].constant, node.attributes.get("axis")
+    axis = (attribute.as_int() if attribute else 0) % len(own)
+    total = math.prod(digit.count for digit in own[axis])
+    if index is None or index.ndim != 2 or not np.array_equal(index.T.ravel(), np.arange(total)):
+        return None
+    pieces, within = _regrouped(own[axis], index.shape[::-1])
+    return (*own[:axis], within, pieces, *own[axis + 1 :])
 
 
 def _agreed(candidates: Iterable[Axis], size: int) -> Axis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from onnxplain.graphs.shapes import Facts, infer, show
 from onnxplain.graphs.taps import (
     Features,
     Tap,
+    check_windows,
     dependents,
     find_features,
     find_taps,
@@ -96,24 +97,18 @@ def analyse(
     no_attention = None
     layers: list[tuple[Tap, ...]]
     try:
-        layers, pool, features = _attention(graph, facts, live, image, places)
-        found = find_tokens(graph, facts, image, layers)
-        _check_class_attention(layers, found)
+        layers, pool, features, found = _attention(graph, facts, live, image, places)
     except UnsupportedModelError as error:
         layers, pool, features, found, no_attention = [], None, (), None, error
     if found is None:
         last = find_feature_map(graph, facts, live, places, image)
         if last is None and no_attention is not None:
             raise UnsupportedModelError(
-                f"{no_attention}; and no last feature map, for Grad-CAM, that the head reads as a "
-                "whole"
+                f"{no_attention}; and no last feature map, for Grad-CAM, that all which the head "
+                "reads passes through"
             )
-        # As many positions as keys: it is the tokens whose grid was not found.
-        if last is not None and not (layers and math.prod(last[1]) == layers[0][0].keys):
-            no_attention = no_attention or UnsupportedModelError(
-                f"attention {layers[0][0].value.name} is not over the {math.prod(last[1])} "
-                "positions; expected attention of every token to every token"
-            )
+        if last is not None:
+            no_attention = no_attention or _not_over(layers[0][0], math.prod(last[1]))
             layers, pool, features, grid = [], None, (last[0],), last[1]
             found = TokenLayout(grid, (0,))
     return Structure(
@@ -139,16 +134,23 @@ def _attention(
     live: set[ir.Value],
     image: ir.Value,
     places: Mapping[ir.Value, Axes],
-) -> tuple[list[tuple[Tap, ...]], Tap | None, tuple[Features, ...]]:
-    """The layers of global attention, the attention of a pooling head, and the tokens that enter
-    the last layer."""
+) -> tuple[list[tuple[Tap, ...]], Tap | None, tuple[Features, ...], TokenLayout | None]:
+    """The layers of global attention, that of a pooling head, the tokens that enter the last
+    layer, and their layout."""
     images = trace(graph, facts, image, Place(0, volume(facts[image].shape[:1])))
-    taps, pool = _pooled(find_taps(graph, facts, live, images, places))
-    _check_taps(taps)
+    taps, windows = find_taps(graph, facts, live, images)
+    taps, pool = _pooled(taps)
+    found = find_tokens(graph, facts, image, taps, places) if taps else None
+    check_windows(windows, facts, places, None if found is None else found.grid)
+    _check_taps(graph, taps)
     layers, entering = _layers(graph, taps), []
+    if found is not None:
+        before = dict(zip((tap.value for tap in taps), found.before, strict=True))
+        found = replace(found, before=tuple(before[layer[0].value] for layer in layers))
+    _check_class_attention(layers, found)
     for layer in layers:
-        found = [find_features(tap, facts, live, images) for tap in layer]
-        entering = [features for features in found if features is not None]
+        entered = [find_features(tap, facts, live, images) for tap in layer]
+        entering = [features for features in entered if features is not None]
         one = len(layer) == 1
         if not one and (len(entering) < len(layer) or not same_tokens(entering, facts, live)):
             raise UnsupportedModelError(
@@ -161,7 +163,7 @@ def _attention(
             f"attention {last.value.name} has shape {show(facts[last.value].shape)} and no "
             "input [batch, tokens, dim]: attention within windows; expected global attention"
         )
-    return layers, pool, tuple({features.value: features for features in entering}.values())
+    return layers, pool, tuple({features.value: features for features in entering}.values()), found
 
 
 def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:
@@ -171,7 +173,7 @@ def _pooled(taps: list[Tap]) -> tuple[list[Tap], Tap | None]:
     return taps, None
 
 
-def _check_taps(taps: Sequence[Tap]) -> None:
+def _check_taps(graph: ir.Graph, taps: Sequence[Tap]) -> None:
     """Refuses attention that is not global."""
     if not taps:
         raise UnsupportedModelError(
@@ -182,10 +184,12 @@ def _check_taps(taps: Sequence[Tap]) -> None:
         itself = before.queries == before.keys <= tap.queries == tap.keys
         of_class = tap.queries == 1 and before.keys <= tap.keys == taps[-1].keys
         if not itself and not (of_class and tap is not taps[0]):
+            behind = tap is taps[0] or tap.value in dependents(graph, taps[0].product.outputs[0])
+            kind = "pooled or windowed attention" if behind else "branches with tokens of their own"
             raise UnsupportedModelError(
                 f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
-                f"first one {taps[0].queries} and {taps[0].keys}: pooled or windowed attention; "
-                "expected attention of every token to every token, then of the class token at most"
+                f"first one {taps[0].queries} and {taps[0].keys}: {kind}; expected attention of "
+                "every token to every token, then of the class token at most"
             )
 
 
@@ -219,6 +223,19 @@ def _check_class_attention(layers: Sequence[Sequence[Tap]], found: TokenLayout |
             f"{uneven[0].keys} keys, the last one {taps[-1].keys} keys; expected a patch grid with "
             f"a class token before it, but {what}"
         )
+
+
+def _not_over(tap: Tap, positions: int) -> UnsupportedModelError:
+    """Why attention says nothing of the positions of the last feature map."""
+    if tap.keys == positions:
+        return UnsupportedModelError(
+            f"the tokens of attention {tap.value.name} cannot be followed from the picture through "
+            "all layers; expected patches of one grid, which attention alone mixes"
+        )
+    return UnsupportedModelError(
+        f"attention {tap.value.name} is not over the {positions} positions; expected attention of "
+        "every token to every token"
+    )
 
 
 def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:

@@ -9,13 +9,15 @@ import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
-from onnxplain.graphs.positions import COLUMN, ROW, Axes, count
+from onnxplain.graphs.positions import COLUMN, ROW, Axes, Axis, count
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
 __all__ = [
     "Features",
     "Layout",
     "Tap",
+    "Windows",
+    "check_windows",
     "dependents",
     "find_features",
     "find_taps",
@@ -76,6 +78,15 @@ class Tap:
 
 
 @dataclass(frozen=True)
+class Windows:
+    """Attention `value` within windows or groups, with its axes of queries and keys."""
+
+    value: ir.Value
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True)
 class Features:
     """The tokens that enter an attention, along the axis `tokens` (None: rows and columns have one
     each); `layout` brings them to [batch, tokens, dim]."""
@@ -111,9 +122,8 @@ def find_taps(
     facts: dict[ir.Value, Facts],
     live: set[ir.Value],
     images: Mapping[ir.Value, Place],
-    places: Mapping[ir.Value, Axes],
-) -> list[Tap]:
-    """The attention layers in the order in which they run.
+) -> tuple[list[Tap], list[Windows]]:
+    """The attention layers in the order in which they run, and attention within windows.
 
     A tap is an operand of a MatMul or Einsum that is a Softmax over the axis which is summed over,
     possibly through the operators of `PASSED`; the other operand is computed from the image too.
@@ -123,20 +133,20 @@ def find_taps(
         facts: Facts of its values.
         live: The values computed from the image that the logits are computed from.
         images: Where the batch axis lies, as `trace` found it.
-        places: Where rows and columns lie, as `positions` found them.
-
-    Raises:
-        UnsupportedModelError: An attention is not one of [batch, heads, queries, keys].
     """
-    taps = []
+    taps, windows = [], []
     for node in graph:
         for operand in _operands(node, facts, live):
             value, keys = operand.attention, operand.keys
             place = Place(keys, volume([facts[value].shape[keys]]))
             if _is_softmax(value, place, facts, live):
-                taps.append(_tap(node, operand, facts, images, places))
+                tap = _tap(node, operand, facts, images)
+                if tap is None:
+                    windows.append(Windows(value, operand.queries, keys))
+                else:
+                    taps.append(tap)
                 break
-    return taps
+    return taps, windows
 
 
 @dataclass(frozen=True)
@@ -207,24 +217,14 @@ def _tap(
     operands: _Operands,
     facts: dict[ir.Value, Facts],
     images: Mapping[ir.Value, Place],
-    places: Mapping[ir.Value, Axes],
-) -> Tap:
+) -> Tap | None:
+    """The tap; None where the attention is not one of [batch, heads, queries, keys]."""
     value = operands.attention
     shape = facts[value].shape
     turned = _turned(shape, _batch_in(value, facts, images), (operands.queries, operands.keys))
     queries, keys = shape[operands.queries], shape[operands.keys]
     if turned is None or isinstance(queries, Batch) or isinstance(keys, Batch):
-        others = [axis for i, axis in enumerate(places.get(value, ())) if i != operands.keys]
-        spread = count(others, ROW, COLUMN)
-        if spread > volume([keys]):
-            raise UnsupportedModelError(
-                f"attention {value.name} is over windows of {keys} of the {spread} positions; "
-                "expected attention of every token to every token"
-            )
-        raise UnsupportedModelError(
-            f"attention {value.name} has shape {show(shape)}: within windows or groups; expected "
-            "global attention, [batch, heads, tokens, tokens]"
-        )
+        return None
     split, perm, batch, heads = turned
     return Tap(
         value=value,
@@ -237,6 +237,44 @@ def _tap(
         contracted=operands.contracted,
         rows=operands.rows,
     )
+
+
+def check_windows(
+    windows: Sequence[Windows],
+    facts: dict[ir.Value, Facts],
+    places: Mapping[ir.Value, Axes],
+    grid: tuple[int, int] | None,
+) -> None:
+    """Refuses attention within windows, unless each window is one patch of the grid.
+
+    What is mixed within a patch stays within its token, as in a transformer in a transformer.
+    """
+    for each in windows:
+        shape = facts[each.value].shape
+        others = [
+            axis
+            for i, axis in enumerate(places.get(each.value, ()))
+            if i not in (each.queries, each.keys)
+        ]
+        if grid is not None and _whole(others) == grid:
+            continue
+        outside = [axis for i, axis in enumerate(places.get(each.value, ())) if i != each.keys]
+        spread = count(outside, ROW, COLUMN)
+        if spread > volume([shape[each.keys]]):
+            raise UnsupportedModelError(
+                f"attention {each.value.name} is over windows of {shape[each.keys]} of the "
+                f"{spread} positions; expected attention of every token to every token"
+            )
+        raise UnsupportedModelError(
+            f"attention {each.value.name} has shape {show(shape)}: within windows or groups; "
+            "expected global attention, [batch, heads, tokens, tokens]"
+        )
+
+
+def _whole(axes: Sequence[Axis]) -> tuple[int, ...]:
+    """How many rows and columns the axes count, from one end of the picture to the other."""
+    digits = [digit for kind in (ROW, COLUMN) for a in axes for digit in a if digit.kind == kind]
+    return tuple(digit.count for digit in digits if digit.whole)
 
 
 def _batch_in(

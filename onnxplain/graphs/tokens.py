@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
 from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_axes, volume
+from onnxplain.graphs.positions import COLUMN, ROW, Axes
 from onnxplain.graphs.shapes import Facts, Shape
 from onnxplain.graphs.taps import Tap, sources
 
@@ -44,7 +46,8 @@ def find_tokens(
     graph: ir.Graph,
     facts: dict[ir.Value, Facts],
     image: ir.Value,
-    layers: Sequence[Sequence[Tap]],
+    taps: Sequence[Tap],
+    places: Mapping[ir.Value, Axes],
 ) -> TokenLayout | None:
     """The token layout.
 
@@ -55,8 +58,9 @@ def find_tokens(
     Raises:
         UnsupportedModelError: The patches are numbered column by column.
     """
-    for value, axis, grid, by_rows in _merges(graph, facts, image):
-        before = _prefix(graph, facts, value, axis, layers)
+    merges = chain(_merges(graph, facts, image), _unfolded(graph, places))
+    for value, axis, grid, by_rows in merges:
+        before = _prefix(graph, facts, value, axis, taps)
         if before is None:
             continue
         if not by_rows:
@@ -102,6 +106,20 @@ def _merges(
             if same_place and volume([out[axis]]) == volume(shape[first : first + 2]):
                 grid = volume([shape[rows]]), volume([shape[columns]])
                 yield node.outputs[0], axis, grid, rows < columns
+
+
+def _unfolded(
+    graph: ir.Graph, places: Mapping[ir.Value, Axes]
+) -> Iterator[tuple[ir.Value, int, tuple[int, int], bool]]:
+    """The same for pictures that were unfolded into patches, which have no two axes any more."""
+    for node in graph:
+        if node.op_type not in SHAPE_ONLY:
+            continue
+        before = places.get(node.inputs[0], ()) if node.inputs[0] is not None else ()
+        for axis, digits in enumerate(places.get(node.outputs[0], ())):
+            kinds = [digit.kind if digit.whole else "" for digit in digits]
+            if kinds == [ROW, COLUMN] and digits not in before:
+                yield node.outputs[0], axis, (digits[0].count, digits[1].count), True
 
 
 def _pictures(
@@ -151,9 +169,9 @@ def _prefix(
     facts: dict[ir.Value, Facts],
     value: ir.Value,
     axis: int,
-    layers: Sequence[Sequence[Tap]],
+    taps: Sequence[Tap],
 ) -> tuple[int, ...] | None:
-    """How many tokens stand before the patches among the keys of each layer."""
+    """How many tokens stand before the patches among the keys of each attention."""
     patches = volume(facts[value].shape[axis : axis + 1])
     reached = {value: (Place(axis, patches), 0)}  # where the tokens lie, and the first patch
     for node in graph:
@@ -173,20 +191,14 @@ def _prefix(
                 if lower <= first and first + patches <= upper:
                     part = Place(place.axis, upper - lower)
                     reached.setdefault(output, (part, first - lower))
-    starts: list[int] = []
-    for layer in layers:
-        own: set[int] = set()
-        for tap in layer:
-            place, first = reached.get(tap.values, (Place(-1, 0), 0))
-            if (place.axis, place.count) != (tap.contracted, tap.keys):
-                return None
-            own.add(first)
-        if len(own) != 1:
+    starts = []
+    for tap in taps:
+        place, first = reached.get(tap.values, (Place(-1, 0), 0))
+        if (place.axis, place.count) != (tap.contracted, tap.keys):
             return None
-        starts += own
-    keys = [layer[0].keys for layer in layers]
-    joined = len(set(keys)) > 1  # tokens come in on the way, before the patches
-    if len({count - first for count, first in zip(keys, starts, strict=True)}) != 1:
+        starts.append(first)
+    joined = len({tap.keys for tap in taps}) > 1  # tokens come in on the way, before the patches
+    if len({tap.keys - first for tap, first in zip(taps, starts, strict=True)}) != 1:
         return None
     return tuple(starts) if joined or len(set(starts)) == 1 else None
 
