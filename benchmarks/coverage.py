@@ -30,16 +30,20 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import onnx_ir as ir
 import timm
 import torch
 
 import onnxplain as ox
 from benchmarks.architectures import build, group, plan
-from onnxplain import graphs
+from onnxplain.contract import Contract
+from onnxplain.export import stage
 from onnxplain.export.plain import to_onnx
-from onnxplain.export.timm_models import token_layout
 from onnxplain.export.verify import TOLERANCE
+from onnxplain.graphs.choice import refusals
+from onnxplain.graphs.structure import analyse
 from onnxplain.outputs import METHODS
 
 __all__ = ["PAGE", "arguments", "check", "in_own_process", "main", "page"]
@@ -74,16 +78,22 @@ def check(name: str, arguments: dict[str, Any], size: int) -> dict[str, Any]:
         raises on purpose) or "failed" (with any other); `methods`, `differences` and why other
         methods are `undefined`, or `reason` and for a failure `where`.
     """
+    plain: list[ir.Model] = []
+
+    def keep(*arguments: Any, **options: Any) -> ir.Model:
+        plain.append(to_onnx(*arguments, **options))
+        return plain[0]
+
     try:
         module = build(name, arguments, size)
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(stage, "to_onnx", keep):
             report = ox.export(module, Path(folder) / "model.onnx", image_size=size)
         verification = report.contract.verification or {}
         return {
             "outcome": "served",
             "methods": list(report.contract.methods),
             "differences": verification["differences"],
-            "undefined": _undefined(module, size, set(METHODS) - set(report.contract.methods)),
+            "undefined": _undefined(plain[0], report.contract),
         }
     except ox.OnnxplainError as error:
         outcome = "differs" if isinstance(error, ox.VerificationError) else "refused"
@@ -96,19 +106,11 @@ def check(name: str, arguments: dict[str, Any], size: int) -> dict[str, Any]:
         return {"outcome": "failed", "reason": reason, "where": where}
 
 
-def _undefined(module: torch.nn.Module, size: int, methods: set[str]) -> dict[str, str]:
-    """Why each of the methods is not defined for the model."""
-    if not methods:
+def _undefined(plain: ir.Model, contract: Contract) -> dict[str, str]:
+    """Why each of the methods that are not served is not defined for the model."""
+    if len(contract.methods) == len(METHODS):
         return {}
-    plain = to_onnx(module, image_size=(size, size))
-    tokens = token_layout(module, (size, size))
-    reasons = {}
-    for method in sorted(methods, key=list(METHODS).index):
-        try:
-            graphs.explain(plain, methods=[method], contract=tokens and {"tokens": tokens})
-        except ox.OnnxplainError as error:
-            reasons[method] = str(error).removeprefix(f"{method} is not defined for this model: ")
-    return reasons
+    return refusals(analyse(plain, contract.logits), contract.readout)
 
 
 # The sweep

@@ -13,7 +13,7 @@ from onnxplain.graphs.structure import Structure
 from onnxplain.graphs.taps import dependents
 from onnxplain.outputs import ALIASES, METHODS
 
-__all__ = ["served"]
+__all__ = ["refusals", "served"]
 
 
 def served(
@@ -30,7 +30,7 @@ def served(
         UnsupportedModelError: None is defined, or one that was asked for is not, with the reason.
         InputError: An unknown method, or none given.
     """
-    refused = _refusals(found, readout)
+    refused = refusals(found, readout)
     if methods is None:
         served = tuple(method for method in METHODS if method not in refused)
         if not served:
@@ -50,7 +50,7 @@ def served(
     return tuple(method for method in METHODS if method in wanted)
 
 
-def _refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
+def refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     """Methods that are not defined for the model, each with the reason."""
     reasons: dict[str, str] = {}
     pixels = "its rules are for transformers with attention of every token to every token"
