@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxplain.errors import ContractError, InputError
-from onnxplain.outputs import METHODS, POOLING
+from onnxplain.outputs import METHODS, POOLING, map_name
 
 __all__ = [
     "FORMAT",
@@ -162,6 +162,7 @@ class Contract:
     features_gradient: str | None = None
     input_relevance: str | None = None
     input_relevance_attnlrp: str | None = None
+    maps: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> options of its map
     rules: dict[str, Any] = field(default_factory=dict)  # options of the tables fixed at export
     verification: dict[str, Any] | None = None
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
@@ -275,11 +276,17 @@ def _check(contract: Contract) -> None:
                 raise ValueError(f"readout range {start}..{stop} of {count} tokens")
         if readout.pooling and len(readout.ranges) != 1:
             raise ValueError(f"readout attention of {len(readout.ranges)} ranges")
+    if not all(isinstance(options, dict) for options in contract.maps.values()):
+        raise ValueError(f"maps {contract.maps!r}")
+    if unknown := set(contract.maps) - set(contract.methods):
+        raise ValueError(f"a map of {min(unknown)}, which is not among the methods")
     for method, names in contract.methods.items():
         needs = METHODS.get(method)
         if needs is None:
             continue  # of a later version
         expected = set(needs.outputs(len(contract.layers), readout))
+        if method in contract.maps and set(names) == {map_name(method)}:
+            continue  # without what the map was made of
         if needs.reads_row and not contract.layers:
             raise ValueError(f"{method} without attention layers")
         if set(names) != expected:

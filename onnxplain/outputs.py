@@ -22,6 +22,7 @@ __all__ = [
     "attention_name",
     "attention_relevance_lrp_name",
     "attention_relevance_name",
+    "map_name",
 ]
 
 POOLING = "attention_pooling"  # of a head that pools by attention, [batch, heads, queries, tokens]
@@ -49,6 +50,12 @@ def attention_relevance_name(layer: int) -> str:
 def attention_relevance_lrp_name(layer: int) -> str:
     """The same under the plain LRP rules."""
     return f"attention_relevance_lrp.{layer}"
+
+
+def map_name(method: str) -> str:
+    """Output that holds the finished map of `method`, [batch, rows, columns] of the grid, or of
+    the pixels."""
+    return f"map.{method}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from onnxplain.outputs import (
     POOLING,
     attention_gradient_name,
     attention_name,
+    map_name,
 )
 
 __all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
@@ -77,7 +78,7 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
                 outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
                 expected = {**expected, **_counterpart(features, gradient, maps)}
             for name, found in outputs.items():
-                if name.startswith(RELEVANCE):
+                if name.startswith((*RELEVANCE, map_name(""))):
                     continue
                 if name not in expected:
                     raise VerificationError(

@@ -73,21 +73,25 @@ class Builder:
         inputs: Sequence[Tensor | None],
         shape: Shape,
         dtype: ir.DataType | None = None,
+        *,
+        output: int = 0,
         **attributes: Any,
     ) -> Tensor:
-        """A node of one output. `dtype` is that of the first input unless given."""
+        """A node, and the one of its outputs that is wanted. `dtype` is that of the first input
+        unless given."""
         values = [None if t is None else t.value for t in inputs]
-        key = (op_type, *values, *sorted((k, repr(v)) for k, v in attributes.items()))
+        key = (op_type, output, *values, *sorted((k, repr(v)) for k, v in attributes.items()))
         if dtype is None:
             assert inputs[0] is not None
             dtype = inputs[0].dtype
         if key not in self._made:
             name = self._name(op_type)
-            output = ir.Value()
-            _annotate(output, name, shape, dtype)
-            node = ir.node(op_type, values, attributes or None, outputs=[output], name=f"n_{name}")
+            made = ir.Value()
+            _annotate(made, name, shape, dtype)
+            outputs = [*(ir.Value(name=f"{name}/{i}") for i in range(output)), made]
+            node = ir.node(op_type, values, attributes or None, outputs=outputs, name=f"n_{name}")
             self.graph.append(node)
-            self._made[key] = output
+            self._made[key] = made
         return Tensor(self._made[key], shape, dtype)
 
     def describe(self, value: ir.Value, name: str, shape: Shape, dtype: ir.DataType) -> None:

@@ -22,6 +22,7 @@ from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.maps import draw, options_of
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
@@ -40,11 +41,13 @@ from onnxplain.outputs import (
     attention_name,
     attention_relevance_lrp_name,
     attention_relevance_name,
+    map_name,
 )
 
 __all__ = ["SINGLE", "Explained", "explain"]
 
 SINGLE = "single"
+OUTPUTS = ("taps", "maps", "both")
 PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
 TARGET = "target"
 Part = Tap | Features
@@ -85,6 +88,8 @@ def explain(
     preprocessing: Mapping[str, Any] | None = None,
     source: Source | None = None,
     gamma: float = 0.0,
+    outputs: str = "both",
+    options: Mapping[str, Any] | None = None,
 ) -> Explained:
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
@@ -100,6 +105,8 @@ def explain(
         source: Where the model came from; None: the digest of its weights alone.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule. Recorded in the contract.
+        outputs: "taps", what the methods read; "maps", their finished maps; or "both".
+        options: Of the maps: head_fusion, discard_ratio, start_layer. Recorded in the contract.
 
     Raises:
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
@@ -107,6 +114,8 @@ def explain(
     """
     if not 0 <= gamma < math.inf:
         raise InputError(f"gamma {gamma}; expected a number from 0 on")
+    if outputs not in OUTPUTS:
+        raise InputError(f"outputs {outputs!r}; expected one of {', '.join(OUTPUTS)}")
     known = _known(model)
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
@@ -126,19 +135,26 @@ def explain(
     chosen = served(found, base.readout, methods)
     if gamma and "attnlrp" in chosen:
         base = dataclasses.replace(base, rules={"attnlrp": {"gamma": gamma}})
+    if outputs != "taps":
+        maps = {method: options_of(method, options or {}, len(base.layers)) for method in chosen}
+        base = dataclasses.replace(base, maps=maps)
+    elif options:
+        raise InputError(f"{', '.join(options)} without maps; expected outputs maps or both")
+    keep = outputs != "maps"
     whole = _serve(base, chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
     if not bundle:
-        return Explained(whole, {SINGLE: _build(model, whole)}, source_bytes)
+        return Explained(_written(whole, keep), {SINGLE: _build(model, whole, keep)}, source_bytes)
     models, seen = {}, set()
     for kind, methods_of_kind in GRAPH_KINDS.items():
         own = tuple(method for method in chosen if method in methods_of_kind)
         if own not in seen and (own or kind == "plain"):
             seen.add(own)
-            models[kind] = _build(model, _serve(base, own))
+            models[kind] = _build(model, _serve(base, own), keep)
     graphs = {kind: f"{kind}.onnx" for kind in models}
-    return Explained(dataclasses.replace(whole, graphs=graphs), models, source_bytes)
+    written = dataclasses.replace(_written(whole, keep), graphs=graphs)
+    return Explained(written, models, source_bytes)
 
 
 def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -214,27 +230,39 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
         features=present(FEATURES),
         features_gradient=present(FEATURES_GRADIENT),
         rules={m: rules for m, rules in contract.rules.items() if m in methods},
+        maps={m: options for m, options in contract.maps.items() if m in methods},
         input_relevance=present(INPUT_RELEVANCE),
         input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
         target=TARGET if any(METHODS[method].class_specific for method in methods) else None,
     )
 
 
-def _build(model: ir.Model, contract: Contract) -> ir.Model:
-    """The explained graph of a contract."""
+def _written(contract: Contract, taps: bool) -> Contract:
+    """The contract as the file has it: without the taps, where it has the maps alone."""
+    if taps:
+        return contract
+    alone = _serve(contract, ())
+    methods: dict[str, tuple[str, ...]] = {m: (map_name(m),) for m in contract.methods}
+    return dataclasses.replace(
+        alone, methods=methods, maps=contract.maps, rules=contract.rules, target=contract.target
+    )
+
+
+def _build(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
+    """The explained graph of a contract, with the taps that it names or with the maps alone."""
     if contract.input.multiple is None:
-        explained = _build_for(model, contract)
+        explained = _build_for(model, contract, taps)
     else:
         explained = for_any_size(
-            lambda size: _build_for(model, contract.at(size)),
+            lambda size: _build_for(model, contract.at(size), taps),
             contract.input.name,
             contract.input.multiple,
         )
-    explained.metadata_props[KEY] = contract.to_json()
+    explained.metadata_props[KEY] = _written(contract, taps).to_json()
     return explained
 
 
-def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
+def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
     """The explained graph for pictures of the contract's size."""
     model = model.clone()
     graph = model.graph
@@ -248,9 +276,9 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     _free_names(graph, contract)
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
-    for i, (layer, taps) in enumerate(zip(contract.layers, found.layers, strict=True)):
+    for i, (layer, own) in enumerate(zip(contract.layers, found.layers, strict=True)):
         if layer.attention:
-            outputs[attention_name(i)] = _joined(b, [b.of(t.value) for t in taps], taps)
+            outputs[attention_name(i)] = _joined(b, [b.of(t.value) for t in own], own)
     if any(POOLING in names for names in contract.methods.values()):
         assert found.pool is not None
         outputs[POOLING] = _joined(b, [b.of(found.pool.value)], [found.pool])
@@ -278,6 +306,11 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
             if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
                 results = [b.mul(r, b.of(p.value)) for r, p in zip(results, parts, strict=True)]
             outputs[name] = _joined(b, results, parts)
+    maps = {
+        map_name(method): draw(b, contract, outputs, method, options)
+        for method, options in contract.maps.items()
+    }
+    outputs = {**outputs, **maps} if taps else maps
     for name in sorted(outputs, key=_order(contract).index):
         _emit(b, name, outputs[name])
     _sort(graph)
@@ -347,6 +380,7 @@ def _order(contract: Contract) -> list[str]:
         FEATURES_GRADIENT,
         INPUT_RELEVANCE,
         INPUT_RELEVANCE_ATTNLRP,
+        *map(map_name, METHODS),
     ]
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from onnxplain.contract import AttentionLayer, Contract
 from onnxplain.errors import ContractError, InputError
-from onnxplain.outputs import ALIASES, METHODS
+from onnxplain.outputs import ALIASES, METHODS, map_name
 from onnxplain.runtime import methods
 
 __all__ = ["check_options", "choose", "compute", "reads", "served"]
@@ -60,6 +60,28 @@ def check_options(method: str, options: Collection[str]) -> None:
             )
 
 
+def fused(method: str, contract: Contract, options: Mapping[str, Any]) -> str | None:
+    """The output with the method's finished map for these options, if the file has it.
+
+    Raises:
+        InputError: The file has the map alone, and for other options.
+    """
+    fixed = contract.maps.get(method)
+    if fixed is None:
+        return None
+    name = map_name(method)
+    wanted = {option: options.get(option, value) for option, value in fixed.items()}
+    if wanted == fixed:
+        return name
+    if contract.methods[method] != (name,):
+        return None
+    other = next(option for option in fixed if wanted[option] != fixed[option])
+    raise InputError(
+        f"{other} {wanted[other]!r}: this file holds the map of {method} for {fixed[other]!r}; "
+        "export it with that, or with the taps (outputs='both')"
+    )
+
+
 def sources(method: str, contract: Contract) -> list[list[str]]:
     """For each array argument of the method, the outputs that make it up."""
     needs = METHODS[method]
@@ -86,8 +108,10 @@ def sources(method: str, contract: Contract) -> list[list[str]]:
     return found
 
 
-def reads(method: str, contract: Contract) -> list[str]:
+def reads(method: str, contract: Contract, options: Mapping[str, Any]) -> list[str]:
     """All outputs that the method's map is made of."""
+    if (name := fused(method, contract, options)) is not None:
+        return [name]
     names = [name for group in sources(method, contract) for name in group]
     pooling = METHODS[method].pooling(contract.readout)
     return names if pooling is None else [*names, pooling]
@@ -111,6 +135,8 @@ def compute(
         A map per image; NaN for an image whose outputs are not all finite, so that one bad image
         does not take its batch along.
     """
+    if (name := fused(method, contract, options)) is not None:
+        return _where_finite(values[name])
     needs = METHODS[method]
     groups = [[values[name] for name in group] for group in sources(method, contract)]
     if needs.reads_row:
@@ -120,7 +146,7 @@ def compute(
         ]
     count = len(groups[0][0])
     finite = np.ones(count, np.bool_)
-    for array in (values[name] for name in reads(method, contract)):
+    for array in (values[name] for name in reads(method, contract, options)):
         finite &= np.isfinite(array).reshape(count, -1).all(axis=1)
     size = contract.input.size if needs.pixels else contract.tokens.grid
     grid = np.full((count, *size), np.nan, np.float32)
@@ -145,6 +171,11 @@ def compute(
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}
     grid[finite] = function(*arguments, **keywords, **options)
     return grid
+
+
+def _where_finite(maps: NDArray[Any]) -> NDArray[np.float32]:
+    finite = np.isfinite(maps).all(axis=(1, 2), keepdims=True)
+    return np.where(finite, maps, np.float32(np.nan)).astype(np.float32, copy=False)
 
 
 def _square(array: NDArray[Any], layer: AttentionLayer, contract: Contract) -> NDArray[Any]:

@@ -246,7 +246,7 @@ class Explainer:
         batch = prepare(images, self.contract.input)
         contract = self._contract_of(batch)
         classes = class_indices(target, len(batch), contract)
-        outputs = {output for name in names for output in dispatch.reads(name, contract)}
+        outputs = {output for name in names for output in dispatch.reads(name, contract, {})}
         values = self._model.run(np.stack([pixels for pixels, _ in batch]), classes, outputs)
         for name in names:
             grid = dispatch.compute(name, values, contract, {})
@@ -260,7 +260,7 @@ class Explainer:
         options: dict[str, Any],
     ) -> Explanation:
         contract = self._contract_of(batch)
-        outputs = dispatch.reads(method, contract)
+        outputs = dispatch.reads(method, contract, options)
         grids, logits = [], []
         for start in range(0, len(batch), _IMAGES_PER_RUN):
             part = slice(start, start + _IMAGES_PER_RUN)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
-from onnxplain.outputs import GRAPH_KINDS
+from onnxplain.outputs import GRAPH_KINDS, map_name
 from onnxplain.runtime.devices import Device, candidates, open_session
 
 if TYPE_CHECKING:
@@ -249,8 +249,9 @@ def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
         if not path.is_file():
             raise ModelError(f"{path}: no such file, though {document} names it")
         _refuse_empty(path)
-        outputs = (o for method in served for o in contract.methods.get(method, ()))
-        graphs.append(_Graph(path, set(outputs)))
+        outputs = {o for method in served for o in contract.methods.get(method, ())}
+        outputs |= {map_name(method) for method in served if method in contract.maps}
+        graphs.append(_Graph(path, outputs))
     return contract, graphs
 
 
@@ -262,6 +263,7 @@ def _declared(contract: Contract) -> set[str]:
     features = (contract.features, contract.features_gradient)
     pixels = (contract.input_relevance, contract.input_relevance_attnlrp)
     names.update(name for name in (*features, *pixels) if name)
+    names.update(map(map_name, contract.maps))
     return names
 
 
