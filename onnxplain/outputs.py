@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from onnxplain.contract import Readout
+from typing import Protocol
 
 __all__ = [
     "ALIASES",
@@ -51,6 +48,13 @@ def attention_relevance_lrp_name(layer: int) -> str:
     return f"attention_relevance_lrp.{layer}"
 
 
+class _Readout(Protocol):
+    """Which tokens the head reads, as the contract says it."""
+
+    @property
+    def pooling(self) -> str | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """Which outputs a method reads: of "all" layers, the "last" or "none"; and which others."""
@@ -73,11 +77,11 @@ class Needs:
         names = self.outputs(1)
         return any("gradient" in name or "relevance" in name for name in names)
 
-    def pooling(self, readout: Readout | None) -> str | None:
+    def pooling(self, readout: _Readout | None) -> str | None:
         """Name of the output with the weight of each token, where the row depends on the image."""
         return readout.pooling if readout is not None and self.reads_row else None
 
-    def outputs(self, layers: int, readout: Readout | None = None) -> tuple[str, ...]:
+    def outputs(self, layers: int, readout: _Readout | None = None) -> tuple[str, ...]:
         """Names of the outputs for a model of `layers` attention layers and its readout."""
         pooling = self.pooling(readout)
         span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
