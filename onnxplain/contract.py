@@ -25,6 +25,7 @@ __all__ = [
     "KEY",
     "METHODS",
     "POOLING",
+    "TOKEN_WEIGHTS",
     "AttentionLayer",
     "Contract",
     "ImageInput",
@@ -42,6 +43,7 @@ KEY = "onnxplain"
 FORMAT = 1
 
 POOLING = "attention_pooling"  # of a head that pools by attention, [batch, heads, queries, tokens]
+TOKEN_WEIGHTS = "token_weights"  # of a head that weighs them as it will, [batch, tokens], sum 1
 FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
 INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
@@ -86,17 +88,21 @@ class Needs:
 
     @property
     def class_specific(self) -> bool:
-        """Whether the map depends on the class that is asked for."""
+        """Whether the method itself depends on the class that is asked for."""
         names = self.outputs(1)
         return any("gradient" in name or "relevance" in name for name in names)
 
-    def pooling(self, readout: Readout | None) -> str | None:
+    def weights(self, readout: Readout | None) -> str | None:
         """Name of the output with the weight of each token, where the row depends on the image."""
-        return readout.pooling if readout is not None and self.reads_row else None
+        return readout.weights if readout is not None and self.reads_row else None
+
+    def takes_target(self, readout: Readout | None) -> bool:
+        """Whether the map depends on the class, be it by the tokens that the head reads for it."""
+        return self.class_specific or self.weights(readout) == TOKEN_WEIGHTS
 
     def outputs(self, layers: int, readout: Readout | None = None) -> tuple[str, ...]:
         """Names of the outputs for a model of `layers` attention layers and its readout."""
-        pooling = self.pooling(readout)
+        weights = self.weights(readout)
         span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
         return (
             *(attention_name(i) for i in span[self.attention]),
@@ -105,7 +111,7 @@ class Needs:
             *(attention_relevance_lrp_name(i) for i in span[self.relevance_lrp]),
             *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
             *((self.pixels,) if self.pixels else ()),
-            *((pooling,) if pooling else ()),
+            *((weights,) if weights else ()),
         )
 
 
@@ -196,16 +202,21 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Readout:
-    """Which tokens the head reads: the mean over the half-open `ranges` of token positions, or, for
-    a head that pools by attention, each token of the range as much as the output `POOLING` says."""
+    """Which tokens the head reads: the mean over the half-open `ranges` of token positions.
 
-    kind: str  # "cls", "mean", "cls+dist", "attention"
+    Of a head that pools by attention, each token of the range as much as the output `POOLING` says.
+    Of one that reads tokens in another way (kind "gradient": the maximum, groups of patches), as
+    much as `TOKEN_WEIGHTS` says: the size of the gradient of the logit at the token, summed over
+    its features, of the sum over all tokens.
+    """
+
+    kind: str  # "cls", "mean", "cls+dist", "attention", "gradient"
     ranges: tuple[tuple[int, int], ...]
 
     @property
-    def pooling(self) -> str | None:
+    def weights(self) -> str | None:
         """Name of the output with the weight of each token, where it depends on the image."""
-        return POOLING if self.kind == "attention" else None
+        return {"attention": POOLING, "gradient": TOKEN_WEIGHTS}.get(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,13 +336,14 @@ def _check(contract: Contract) -> None:
             raise ValueError(f"layer of kind {layer.kind!r} from token {layer.first_token} on")
     readout = contract.readout
     if readout is not None:
-        if readout.kind not in ("cls", "cls+dist", "mean", "attention") or not readout.ranges:
+        kinds = ("cls", "cls+dist", "mean", "attention", "gradient")
+        if readout.kind not in kinds or not readout.ranges:
             raise ValueError(f"readout {readout.kind!r} of ranges {readout.ranges}")
         for start, stop in readout.ranges:
             if not 0 <= start < stop <= count:
                 raise ValueError(f"readout range {start}..{stop} of {count} tokens")
-        if readout.pooling and len(readout.ranges) != 1:
-            raise ValueError(f"readout attention of {len(readout.ranges)} ranges")
+        if readout.weights and len(readout.ranges) != 1:
+            raise ValueError(f"readout {readout.kind} of {len(readout.ranges)} ranges")
     for method, names in contract.methods.items():
         needs = METHODS.get(method)
         if needs is None:

@@ -21,6 +21,7 @@ __all__ = [
     "find_taps",
     "same_tokens",
     "sources",
+    "token_features",
 ]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
@@ -295,7 +296,7 @@ def find_features(
     while value is not None and place is not None:
         shape = facts[value].shape
         if projected and place.whole(shape):
-            found = _features(value, place.axis, facts, images) or found
+            found = token_features(value, place.axis, facts, images) or found
         node = value.producer()
         if node is None or (projected and node.op_type not in KEPT):
             break
@@ -306,7 +307,7 @@ def find_features(
     return found
 
 
-def _features(
+def token_features(
     value: ir.Value, tokens: int, facts: dict[ir.Value, Facts], images: Mapping[ir.Value, Place]
 ) -> Features | None:
     """The value in the layout [batch, tokens, dim], if it has these axes and no others."""
