@@ -137,6 +137,13 @@ def _stride(module: Any) -> int:
     return int(stages[-1]["reduction"]) if stages else int(module.patch_embed.patch_size[0])
 
 
+def _is_column(module: Any) -> bool:
+    """Whether all layers have the same resolution, so that a picture of any size will do."""
+    stages = getattr(module, "feature_info", None) or []
+    one = isinstance(stages, list) and len({stage["reduction"] for stage in stages}) == 1
+    return hasattr(module, "num_prefix_tokens") or one
+
+
 def _native_size(module: Any) -> int:
     config = module.pretrained_cfg
     stated = getattr(getattr(module, "patch_embed", None), "img_size", None)
@@ -152,8 +159,7 @@ def plan(name: str) -> dict[str, Any]:
     """
     whole = _on_meta(name, {"num_classes": CLASSES})
     expected, native = blocks(whole), _native_size(whole)
-    columns = hasattr(whole, "num_prefix_tokens")
-    small = GRID * _stride(whole) if columns else native
+    small = GRID * _stride(whole) if _is_column(whole) else native
     pictures: list[dict[str, Any]] = [{"img_size": small}, {}] if small < native else [{}]
     depths: list[dict[str, Any]] = [
         {"depth": 2},

@@ -32,8 +32,11 @@ PASSED = frozenset(
     | {"Unsqueeze", "Where"}
 )
 LINEAR = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
-# What may stand between the tokens and their projection without changing them.
-KEPT = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"})
+# What may stand between the tokens and their projection without changing them, but where a Clip of
+# each projection cuts them off.
+KEPT = frozenset(
+    {"Cast", "Clip", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
+)
 
 
 @dataclass(frozen=True)
