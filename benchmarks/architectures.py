@@ -18,6 +18,7 @@ __all__ = ["attention_kind", "blocks", "build", "family", "group", "plan"]
 
 CLASSES = 10
 GRID = 8  # rows and columns of patches where the model takes an img_size
+LARGE = 288  # pixels: larger pictures are tried last
 FIRST = (
     *("vision_transformer", "deit", "beit", "eva", "cait", "naflexvit", "xcit", "crossvit"),
     *("vision_transformer_relpos", "vision_transformer_hybrid", "convit", "deepseek_vit"),
@@ -169,7 +170,11 @@ def plan(name: str) -> dict[str, Any]:
     whole = _on_meta(name, {"num_classes": CLASSES})
     expected, native = blocks(whole), _native_size(whole)
     small = GRID * _stride(whole) if _is_column(whole) else native
-    pictures: list[dict[str, Any]] = [{"img_size": small}, {}] if small < native else [{}]
+    pictures: list[tuple[dict[str, Any], int]] = [({}, native)]
+    if native > LARGE:  # memory for attention grows with the fourth power
+        pictures = [({"img_size": LARGE}, LARGE), ({}, LARGE), *pictures]
+    if small < native:
+        pictures = [({"img_size": small}, small), *pictures]
     depths: list[dict[str, Any]] = [
         {"depth": 2},
         {"depth": 3},
@@ -177,9 +182,8 @@ def plan(name: str) -> dict[str, Any]:
         {"depths": (2, 2, 2)},
         {},
     ]
-    for depth, picture in itertools.product(depths, pictures):
+    for depth, (picture, size) in itertools.product(depths, pictures):
         arguments = {"num_classes": CLASSES, **depth, **picture}
-        size = picture.get("img_size", native)
         try:
             module = _on_meta(name, arguments)
             if blocks(module) != expected:

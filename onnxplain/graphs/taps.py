@@ -269,9 +269,11 @@ def check_windows(
                 f"attention {each.value.name} is over windows of {shape[each.keys]} of the "
                 f"{spread} positions; expected attention of every token to every token"
             )
+        between = isinstance(shape[each.keys], Batch)
+        kind = "between the images of a batch" if between else "within windows or groups"
         raise UnsupportedModelError(
-            f"attention {each.value.name} has shape {show(shape)}: within windows or groups; "
-            "expected global attention, [batch, heads, tokens, tokens]"
+            f"attention {each.value.name} has shape {show(shape)}: {kind}; expected global "
+            "attention, [batch, heads, tokens, tokens]"
         )
 
 
