@@ -18,6 +18,7 @@ __all__ = ["attention_kind", "blocks", "build", "family", "group", "plan"]
 
 CLASSES = 10
 GRID = 8  # rows and columns of patches where the model takes an img_size
+LARGE = 288  # pixels: larger pictures are tried last
 FIRST = (
     *("vision_transformer", "deit", "beit", "eva", "cait", "naflexvit", "xcit", "crossvit"),
     *("vision_transformer_relpos", "vision_transformer_hybrid", "convit", "deepseek_vit"),
@@ -92,12 +93,14 @@ def group() -> list[dict[str, Any]]:
     )
 
 
-class _Softmaxes(TorchFunctionMode):
-    """Shapes of what softmax gives along the last axis, also within fused attention."""
+class _Mixing(TorchFunctionMode):
+    """What mixes tokens: shapes of what softmax gives along the last axis, also within fused
+    attention, and kernels of the convolutions behind the first of these."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
+        self.kernels: list[tuple[int, ...]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -106,6 +109,9 @@ class _Softmaxes(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             query, key = args[:2]
             self.shapes.append((*query.shape[:-1], key.shape[-2]))
+        elif func in (torch.conv1d, torch.conv2d) and self.shapes:
+            weight = args[1] if len(args) > 1 else (kwargs or {})["weight"]
+            self.kernels.append(tuple(weight.shape[2:]))
         return result
 
 
@@ -113,14 +119,18 @@ def attention_kind(module: torch.nn.Module, size: int) -> str:
     """Kind "global", "other" or "none", from one forward pass of a model on the meta device.
 
     Global: in every layer the keys are all patches of the last feature map and at most 16 more
-    tokens, and the queries are the same tokens, or at most 16 (class tokens, pooling). Anything
-    else - windows, pooled keys, several resolutions, attention between channels - is "other".
+    tokens, and the queries are the same tokens, or at most 16 (class tokens, pooling), and behind
+    the first layer nothing else mixes tokens. Anything else - windows, pooled keys, several
+    resolutions, attention between channels, convolutions of more than one position - is "other". No
+    model of timm 1.0.31 adds positions to otherwise global attention by a convolution.
     """
     batch = 3
-    with _Softmaxes() as seen, torch.no_grad():
+    with _Mixing() as seen, torch.no_grad():
         module.eval()(torch.zeros(batch, 3, size, size, device="meta"))
     if not seen.shapes:
         return "none"
+    if any(max(kernel) > 1 for kernel in seen.kernels):
+        return "other"
     patches = (size // _stride(module)) ** 2
     layers = [
         len(shape) == 4
@@ -135,6 +145,13 @@ def attention_kind(module: torch.nn.Module, size: int) -> str:
 def _stride(module: Any) -> int:
     stages = getattr(module, "feature_info", None)
     return int(stages[-1]["reduction"]) if stages else int(module.patch_embed.patch_size[0])
+
+
+def _is_column(module: Any) -> bool:
+    """Whether all layers have the same resolution, so that a picture of any size will do."""
+    stages = getattr(module, "feature_info", None) or []
+    one = isinstance(stages, list) and len({stage["reduction"] for stage in stages}) == 1
+    return hasattr(module, "num_prefix_tokens") or one
 
 
 def _native_size(module: Any) -> int:
@@ -152,9 +169,12 @@ def plan(name: str) -> dict[str, Any]:
     """
     whole = _on_meta(name, {"num_classes": CLASSES})
     expected, native = blocks(whole), _native_size(whole)
-    columns = hasattr(whole, "num_prefix_tokens")
-    small = GRID * _stride(whole) if columns else native
-    pictures: list[dict[str, Any]] = [{"img_size": small}, {}] if small < native else [{}]
+    small = GRID * _stride(whole) if _is_column(whole) else native
+    pictures: list[tuple[dict[str, Any], int]] = [({}, native)]
+    if native > LARGE:  # memory for attention grows with the fourth power
+        pictures = [({"img_size": LARGE}, LARGE), ({}, LARGE), *pictures]
+    if small < native:
+        pictures = [({"img_size": small}, small), *pictures]
     depths: list[dict[str, Any]] = [
         {"depth": 2},
         {"depth": 3},
@@ -162,9 +182,8 @@ def plan(name: str) -> dict[str, Any]:
         {"depths": (2, 2, 2)},
         {},
     ]
-    for depth, picture in itertools.product(depths, pictures):
+    for depth, (picture, size) in itertools.product(depths, pictures):
         arguments = {"num_classes": CLASSES, **depth, **picture}
-        size = picture.get("img_size", native)
         try:
             module = _on_meta(name, arguments)
             if blocks(module) != expected:

@@ -62,11 +62,11 @@ weights, in the size stated, exported with every method, and compared with torch
 "Worst difference" is relative to the largest value in torch; above {tolerance:g} nothing is
 written, and the verdict is "differs". "Refused" is an error that says why; "failed" is any other
 error, a bug. Attention is "global" where every layer looks at all patches of one grid, from the
-same tokens or from class tokens; "other" is attention within windows, pooled, over several grids
-or between channels; "none" is a convolutional network or the like; "unknown" has not run. Behind
-"gradcam alone" stands why the attention, if there is any, is none of every token to every token,
-which the methods that read attention are defined for; lrp and attnlrp have rules for models with
-such attention only.
+same tokens or from class tokens, and nothing else mixes them behind the first layer; "other" is
+attention within windows, pooled, over several grids, between channels or beside convolutions;
+"none" is a convolutional network or the like; "unknown" has not run. Behind "gradcam alone" stands
+why the attention, if there is any, is none of every token to every token, which the methods that
+read attention are defined for; lrp and attnlrp have rules for models with such attention only.
 """
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxplain.errors import ContractError, InputError
-from onnxplain.outputs import METHODS, POOLING, map_name
+from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 
 __all__ = [
     "FORMAT",
@@ -113,16 +113,21 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Readout:
-    """Which tokens the head reads: the mean over the half-open `ranges` of token positions, or, for
-    a head that pools by attention, each token of the range as much as the output `POOLING` says."""
+    """Which tokens the head reads: the mean over the half-open `ranges` of token positions.
 
-    kind: str  # "cls", "mean", "cls+dist", "attention"
+    Of a head that pools by attention, each token of the range as much as the output `POOLING` says.
+    Of one that reads tokens in another way (kind "gradient": the maximum, groups of patches), as
+    much as `TOKEN_WEIGHTS` says: the size of the gradient of the logit at the token, summed over
+    its features, of the sum over all tokens.
+    """
+
+    kind: str  # "cls", "mean", "cls+dist", "attention", "gradient"
     ranges: tuple[tuple[int, int], ...]
 
     @property
-    def pooling(self) -> str | None:
+    def weights(self) -> str | None:
         """Name of the output with the weight of each token, where it depends on the image."""
-        return POOLING if self.kind == "attention" else None
+        return {"attention": POOLING, "gradient": TOKEN_WEIGHTS}.get(self.kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +274,14 @@ def _check(contract: Contract) -> None:
             raise ValueError(f"layer of kind {layer.kind!r} from token {layer.first_token} on")
     readout = contract.readout
     if readout is not None:
-        if readout.kind not in ("cls", "cls+dist", "mean", "attention") or not readout.ranges:
+        kinds = ("cls", "cls+dist", "mean", "attention", "gradient")
+        if readout.kind not in kinds or not readout.ranges:
             raise ValueError(f"readout {readout.kind!r} of ranges {readout.ranges}")
         for start, stop in readout.ranges:
             if not 0 <= start < stop <= count:
                 raise ValueError(f"readout range {start}..{stop} of {count} tokens")
-        if readout.pooling and len(readout.ranges) != 1:
-            raise ValueError(f"readout attention of {len(readout.ranges)} ranges")
+        if readout.weights and len(readout.ranges) != 1:
+            raise ValueError(f"readout {readout.kind} of {len(readout.ranges)} ranges")
     if not all(isinstance(options, dict) for options in contract.maps.values()):
         raise ValueError(f"maps {contract.maps!r}")
     if unknown := set(contract.maps) - set(contract.methods):

@@ -68,8 +68,10 @@ def describe_verification(verification: Mapping[str, Any] | None) -> str:
 def _readout(readout: Readout | None) -> str:
     if readout is None:
         return "none: no token stands for the head"
-    if readout.pooling is not None:
+    if readout.kind == "attention":
         return "attention: each token as much as the head's pooling attention says"
+    if readout.kind == "gradient":
+        return "gradient: each token as much as the logit of the class changes with it"
     spans = (
         str(start) if stop == start + 1 else f"{start}..{stop - 1}"
         for start, stop in readout.ranges

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from onnxplain.contract import Readout
+from typing import Protocol
 
 __all__ = [
     "ALIASES",
@@ -17,6 +14,7 @@ __all__ = [
     "INPUT_RELEVANCE_ATTNLRP",
     "METHODS",
     "POOLING",
+    "TOKEN_WEIGHTS",
     "Needs",
     "attention_gradient_name",
     "attention_name",
@@ -26,6 +24,7 @@ __all__ = [
 ]
 
 POOLING = "attention_pooling"  # of a head that pools by attention, [batch, heads, queries, tokens]
+TOKEN_WEIGHTS = "token_weights"  # of a head that weighs them as it will, [batch, tokens], sum 1
 FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
 INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
@@ -58,6 +57,13 @@ def map_name(method: str) -> str:
     return f"map.{method}"
 
 
+class _Readout(Protocol):
+    """Which tokens the head reads, as the contract says it."""
+
+    @property
+    def weights(self) -> str | None: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """Which outputs a method reads: of "all" layers, the "last" or "none"; and which others."""
@@ -76,17 +82,21 @@ class Needs:
 
     @property
     def class_specific(self) -> bool:
-        """Whether the map depends on the class that is asked for."""
+        """Whether the method itself depends on the class that is asked for."""
         names = self.outputs(1)
         return any("gradient" in name or "relevance" in name for name in names)
 
-    def pooling(self, readout: Readout | None) -> str | None:
+    def weights(self, readout: _Readout | None) -> str | None:
         """Name of the output with the weight of each token, where the row depends on the image."""
-        return readout.pooling if readout is not None and self.reads_row else None
+        return readout.weights if readout is not None and self.reads_row else None
 
-    def outputs(self, layers: int, readout: Readout | None = None) -> tuple[str, ...]:
+    def takes_target(self, readout: _Readout | None) -> bool:
+        """Whether the map depends on the class, be it by the tokens that the head reads for it."""
+        return self.class_specific or self.weights(readout) == TOKEN_WEIGHTS
+
+    def outputs(self, layers: int, readout: _Readout | None = None) -> tuple[str, ...]:
         """Names of the outputs for a model of `layers` attention layers and its readout."""
-        pooling = self.pooling(readout)
+        weights = self.weights(readout)
         span = {"all": range(layers), "last": range(layers - 1, layers), "none": range(0)}
         return (
             *(attention_name(i) for i in span[self.attention]),
@@ -95,7 +105,7 @@ class Needs:
             *(attention_relevance_lrp_name(i) for i in span[self.relevance_lrp]),
             *((FEATURES, FEATURES_GRADIENT) if self.features else ()),
             *((self.pixels,) if self.pixels else ()),
-            *((pooling,) if pooling else ()),
+            *((weights,) if weights else ()),
         )
 
 

@@ -142,7 +142,8 @@ def _method_column(
     overlay: Mapping[str, Any],
 ) -> Image.Image:
     method = explanation.method
-    remark = "" if METHODS[method].class_specific else "same for every class"
+    apart = METHODS[method].class_specific or np.ptp(explanation.grid, axis=0).any()
+    remark = "" if apart else "same for every class"
     maps = [Image.fromarray(array) for array in _greyed(explanation).overlay(**overlay)]
     column, draw, scale = _column(method, remark, maps)
     pitch = (column.height - _HEAD) // len(explanation)

@@ -204,6 +204,9 @@ READS: dict[str, Callable[[HandWritten, Tensor], Tensor]] = {
     "average pooling": lambda m, x: m.head(F.adaptive_avg_pool1d(x.transpose(1, 2), 1).flatten(1)),
     "class token beside the mean": lambda m, x: m.head(x[:, 0]) + m.other(x[:, 1:].mean(1)),
     "maximum": lambda m, x: m.head(x.amax(1)),
+    "maximum beside an earlier layer": lambda m, x: (
+        m.head(x.amax(1)) + m.other(m.blocks[0].output[:, 0])
+    ),
     "weighted": lambda m, x: m.head((m.score(x).softmax(1) * x).sum(1)),
     "attention pooling": lambda m, x: m.head((m.score(x).transpose(1, 2).softmax(-1) @ x)[:, 0]),
     "token at the end": lambda m, x: m.head(x[:, -1]),
@@ -233,7 +236,8 @@ class Block(nn.Module):
             x = x + self.attention(-y)
         if self.style == "two attentions of other tokens side by side":
             x = x + self.attention(y.roll(1, 1))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        self.output = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return self.output
 
 
 class HandWritten(nn.Module):
@@ -245,6 +249,7 @@ class HandWritten(nn.Module):
     head: nn.Module
     other: nn.Module
     score: nn.Module
+    blocks: Any
     prefix: int
 
     def __init__(

@@ -93,6 +93,7 @@ FOLLOWED: dict[str, list[int | tuple[int, int, int] | None]] = {
     "y = MatMul(square, x)": [0, None, 2],
     "y = Gather <axis = 2> (x, number)": [0, 1, None],
     "y = Gather <axis = 1> (x, pair)": [0, None, 3],
+    "t = Transpose <perm = [1, 0, 2]> (x) y = GatherND(t, places)": [1, None, 2],
     "y = Slice(x, one, two, two)": [0, 1, None],
     "y = Slice(x, last, start, two, last)": [None, None, None],
     "y = Concat <axis = 2> (x, x)": [0, 1, None],
@@ -125,6 +126,7 @@ def test_follow(nodes: str) -> None:
             g (float[batch, 4, 4] x, float[4] row, float[4, 4] square) => ()
             <int64[1] one = {1}, int64[1] two = {2}, int64[1] last = {-1}, int64[1] start = {-9},
              int64[2] parts = {1, 3}, int64 number = {2}, int64[2, 2] pair = {0, 1, 1, 3},
+             int64[3, 1] places = {2, 0, 1},
              int64[4] heads = {0, 4, 2, 2}, int64[2] flat = {-1, 4}, int64[4] more = {3, 1, 1, 1},
              int64[3] again = {-1, 4, 4}, int64[6] shift = {0, -1, 0, 0, 1, 0},
              bool[4, 1] mask = {1, 0, 0, 1}, float[4, 1] column = {1, 2, 3, 4},

@@ -108,6 +108,8 @@ def test_a_small_model_keeps_its_blocks() -> None:
     [
         ("vit_base_patch16_siglip_224", "global"),  # pooled by attention with one query
         ("cait_xxs24_224", "global"),  # class attention in the end
+        ("vit_tiny_r_s16_p8_224", "global"),  # convolutions before the first attention alone
+        ("lowformer_b0", "other"),  # and behind it
         ("swin_tiny_patch4_window7_224", "other"),
         ("pvt_v2_b0", "other"),
         ("resnet18", "none"),

@@ -27,11 +27,12 @@ CLI_PARTS = {"console", "inputs", "inspection", "panel"}
 # What each part may import, of onnxplain and of the heavy packages. Nothing else in either.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "contract": {"errors"},
-    "runtime": {"contract", "errors", "onnxruntime", "cv2", "PIL"},
-    "graphs": {"contract", "errors", "onnx", "onnx_ir"},
-    "export": {"graphs", "contract", "errors", *EXPORT_PACKAGES},
-    "panel": {"runtime", "contract", "errors", "PIL"},
+    "outputs": set(),
+    "contract": {"outputs", "errors"},
+    "runtime": {"contract", "outputs", "errors", "onnxruntime", "cv2", "PIL"},
+    "graphs": {"contract", "outputs", "errors", "onnx", "onnx_ir"},
+    "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
+    "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
     "inputs": {"errors"},
     "inspection": {"contract"},

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
-from small_vits import CONFIGURATIONS
+from small_vits import CONFIGURATIONS, stir
 
 import onnxplain as ox
+from onnxplain.contract import Readout
 from onnxplain.export.plain import inference_form
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import relative_difference
@@ -44,6 +47,19 @@ def test_gradients_equal_autograd(name: str, tmp_path: Path) -> None:
         assert np.abs(theirs.numpy()).max() > 0
         assert ours.shape == tuple(theirs.shape)
         assert relative_difference(ours, theirs.numpy()) < TOLERANCE
+
+
+def test_projections_that_cut_off_what_they_read(tmp_path: Path) -> None:
+    """Each projection of Gemma's attention has a Clip of its own before and behind it."""
+    size: dict[str, Any] = {"img_size": (64, 96), "embed_dim": 64, "num_heads": 2, "depth": 2}
+    module = stir(timm.create_model("gemma4_vit_167m", num_classes=10, **size))
+    for name, bound in module.named_buffers():
+        if name.endswith(("_min", "_max")):
+            bound.fill_(-1.0 if name.endswith("_min") else 0.8)
+    report = ox.export(module, tmp_path / "vit.onnx", image_size=(64, 96))
+    assert report.methods == tuple(METHODS)
+    assert report.contract.tokens.grid == (4, 6)
+    assert report.contract.readout == Readout(kind="mean", ranges=((0, 24),))
 
 
 def test_the_reference_itself_against_differences() -> None:

@@ -113,9 +113,21 @@ def to_onnx(
             ) from error
     assert program is not None
     model = program.model
+    _register_constants(model.graph)
     _strip(model)
     _check_signature(model, type(module).__name__)
     return model
+
+
+def _register_constants(graph: ir.Graph) -> None:
+    """Puts constants that nodes read among the weights: the exporter's optimiser leaves out the
+    bounds of the Clips that it joins."""
+    for node in graph.all_nodes():
+        for value in node.inputs:
+            if value is None or value.producer() is not None or value.const_value is None:
+                continue
+            if value.name not in graph.initializers:
+                graph.register_initializer(value)
 
 
 def _strip(model: ir.Model) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +49,36 @@ def export_model(
         multiple = timm_models.multiple_of(module, size)
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
-    explained = graphs.explain(
-        to_onnx(module, image_size=size, multiple=multiple),
-        bundle=bundle,
-        methods=methods,
-        contract={"logits": LOGITS, "input": {"size": size}}
-        | ({} if tokens is None else {"tokens": tokens}),
-        labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
-        preprocessing=timm_models.preprocessing_of(
-            module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
-        ),
-        source=timm_models.describe_source(name, module),
-        gamma=gamma,
-    )
-    if verify:
-        explained = explained.with_verification(_verify(module, explained, path))
-    return graphs.save(explained, path)
+    with _enough_memory(name, size):
+        explained = graphs.explain(
+            to_onnx(module, image_size=size, multiple=multiple),
+            bundle=bundle,
+            methods=methods,
+            contract={"logits": LOGITS, "input": {"size": size}}
+            | ({} if tokens is None else {"tokens": tokens}),
+            labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
+            preprocessing=timm_models.preprocessing_of(
+                module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
+            ),
+            source=timm_models.describe_source(name, module),
+            gamma=gamma,
+        )
+        if verify:
+            explained = explained.with_verification(_verify(module, explained, path))
+        return graphs.save(explained, path)
+
+
+@contextlib.contextmanager
+def _enough_memory(name: str, size: tuple[int, int]) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+            raise
+        raise ModelError(
+            f"{name} for {size[0]}x{size[1]} pixels: cannot allocate memory; a smaller image_size, "
+            "or no verification (verify=False), needs less"
+        ) from error
 
 
 def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:

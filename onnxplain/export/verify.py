@@ -24,6 +24,7 @@ from onnxplain.outputs import (
     FEATURES_GRADIENT,
     INPUT_RELEVANCE,
     POOLING,
+    TOKEN_WEIGHTS,
     attention_gradient_name,
     attention_name,
     map_name,
@@ -33,6 +34,7 @@ __all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
 
 BATCHES = (1, 3)
 TOLERANCE = 1e-4
+TINY = 1e-37
 RELEVANCE = ("attention_relevance", INPUT_RELEVANCE)  # what these names begin with
 
 
@@ -73,7 +75,9 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         names = [v.name for v in session.get_outputs()]
         for feed, expected, maps in runs:
             outputs = dict(zip(names, _run(session, feed, path), strict=True))
-            if maps and FEATURES in outputs:
+            if TOKEN_WEIGHTS in outputs:
+                expected = {**expected, TOKEN_WEIGHTS: _nearest(outputs[TOKEN_WEIGHTS], maps)}
+            if not contract.layers and FEATURES in outputs:
                 features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
                 outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
                 expected = {**expected, **_counterpart(features, gradient, maps)}
@@ -149,11 +153,19 @@ def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
                 feed = {contract.input.name: image.numpy()}
                 if contract.target is not None:
                     feed[contract.target] = target.numpy()
+                grid = contract.tokens.grid
                 if contract.layers:
                     heads = [layer.heads for layer in contract.layers]
-                    yield feed, _named(torch_taps(frozen, image, target, heads), contract), []
+                    taps = torch_taps(frozen, image, target, heads)
+                    maps = []
+                    if contract.readout is not None and contract.readout.kind == "gradient":
+                        if contract.tokens.prefix:
+                            grid = 1, contract.tokens.count
+                        found = torch_features(frozen, image, target, grid)
+                        maps = [(v.numpy(), slope.numpy()) for v, slope in found.maps]
+                    yield feed, _named(taps, contract), maps
                 else:
-                    found = torch_features(frozen, image, target, contract.tokens.grid)
+                    found = torch_features(frozen, image, target, grid)
                     pairs = ((value.numpy(), slope.numpy()) for value, slope in found.maps)
                     maps = [(value, _levelled(value, slope)) for value, slope in pairs]
                     yield feed, {contract.logits: found.logits.numpy()}, maps
@@ -171,6 +183,13 @@ def _counterpart(features: np.ndarray, gradient: np.ndarray, maps: _Maps) -> dic
 
     value, slope = min(maps, key=distance)
     return {FEATURES: value, FEATURES_GRADIENT: slope}
+
+
+def _nearest(weights: np.ndarray, maps: _Maps) -> np.ndarray:
+    """Of the tensors in torch that have all tokens, the weights of those that are nearest."""
+    sizes = [np.abs(slope).sum(1).reshape(weights.shape) for _, slope in maps]
+    shares = [size / np.maximum(size.sum(1, keepdims=True), TINY) for size in sizes]
+    return min(shares, key=lambda share: relative_difference(weights, share))
 
 
 def _levelled(features: np.ndarray, gradient: np.ndarray) -> np.ndarray:

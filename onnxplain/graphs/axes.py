@@ -226,6 +226,13 @@ def _same_axis(
         if axis < own:
             return axis
         return None if axis < own + rank else axis - rank + 1
+    if op == "GatherND":  # whole slices of data, laid out as the indices are
+        batch = node.attributes.get("batch_dims")
+        if node.inputs[1] is None or (batch is not None and batch.as_int()):
+            return None
+        *found, picked = facts[node.inputs[1]].shape
+        kept = axis - len(found)
+        return kept + picked if kept >= 0 and isinstance(picked, int) else None
     if op == "Slice":
         steps = node.inputs[4] if len(node.inputs) > 4 else None
         known = None if steps is None else facts[steps].constant

@@ -62,8 +62,8 @@ def refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
             reasons[method] = "the last attention has no input of shape [batch, tokens, dim]"
         if readout is None and needs.reads_row:
             reasons[method] = (
-                "the head neither picks one or two tokens nor averages over tokens, so no row of "
-                "the attention stands for it; to choose one, give "
+                "the head reads more than the tokens of the last layer, so no row of the attention "
+                "stands for it; to choose one, give "
                 'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
         if needs.pixels and (node := _without_rule(found)) is not None:

@@ -60,7 +60,7 @@ def draft(
     if "readout" in changes:
         given = changes.pop("readout")
         readout = None if given is None else _made(Readout, given)
-        if readout is not None and readout.pooling and readout != found.readout:
+        if readout is not None and readout.weights and readout != found.readout:
             raise InputError(f"readout {readout}: the head has {found.readout}")
     if labels is None:
         labels = changes.pop("labels", None)

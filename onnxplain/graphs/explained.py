@@ -23,6 +23,7 @@ from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.maps import draw, options_of
+from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
@@ -37,6 +38,7 @@ from onnxplain.outputs import (
     INPUT_RELEVANCE_ATTNLRP,
     METHODS,
     POOLING,
+    TOKEN_WEIGHTS,
     attention_gradient_name,
     attention_name,
     attention_relevance_lrp_name,
@@ -233,7 +235,7 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
         maps={m: options for m, options in contract.maps.items() if m in methods},
         input_relevance=present(INPUT_RELEVANCE),
         input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
-        target=TARGET if any(METHODS[method].class_specific for method in methods) else None,
+        target=TARGET if any(METHODS[m].takes_target(contract.readout) for m in methods) else None,
     )
 
 
@@ -294,7 +296,8 @@ def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
         except UnsupportedOperatorError as error:
             if not found.layers:
                 raise
-            others = [method for method, needs in METHODS.items() if not needs.class_specific]
+            readout = contract.readout
+            others = [method for method, n in METHODS.items() if not n.takes_target(readout)]
             raise UnsupportedOperatorError(
                 f"{error}; without gradients there are the methods {', '.join(others)}"
             ) from None
@@ -306,6 +309,8 @@ def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
             if name == INPUT_RELEVANCE_ATTNLRP:  # this table carries relevance / value
                 results = [b.mul(r, b.of(p.value)) for r, p in zip(results, parts, strict=True)]
             outputs[name] = _joined(b, results, parts)
+            if name == TOKEN_WEIGHTS:
+                outputs[name] = token_weights(b, outputs[name])
     maps = {
         map_name(method): draw(b, contract, outputs, method, options)
         for method, options in contract.maps.items()
@@ -348,6 +353,9 @@ def _walks(
     gradient = {attention_gradient_name(i): taps for i, (a, taps) in layers if a.gradient}
     if contract.features_gradient:
         gradient[FEATURES_GRADIENT] = found.features
+    if any(TOKEN_WEIGHTS in names for names in contract.methods.values()):
+        assert found.read is not None
+        gradient[TOKEN_WEIGHTS] = [found.read]
     relevance: dict[str, Sequence[Part]]
     relevance = {attention_relevance_name(i): taps for i, (a, taps) in layers if a.relevance}
     plain: dict[str, Sequence[Part]]
@@ -376,6 +384,7 @@ def _order(contract: Contract) -> list[str]:
         *map(attention_relevance_name, layers),
         *map(attention_relevance_lrp_name, layers),
         POOLING,
+        TOKEN_WEIGHTS,
         FEATURES,
         FEATURES_GRADIENT,
         INPUT_RELEVANCE,

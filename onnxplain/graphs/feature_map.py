@@ -11,7 +11,7 @@ from onnxplain.graphs.positions import COLUMN, IMAGE, OTHER, ROW, Axes, Digit, c
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.taps import LINEAR, Features, Layout, dependents, sources
 
-__all__ = ["find_feature_map"]
+__all__ = ["as_feature_map", "find_feature_map", "narrows"]
 
 
 def find_feature_map(
@@ -34,15 +34,15 @@ def find_feature_map(
         follow: it is followed by more of the network than precedes it, or by one that picks
         positions, whose gradient says nothing of the others.
     """
-    for value in reversed(list(_narrows(graph, live))):
-        found = _feature_map(value, places.get(value, ()), count(places[image], IMAGE))
+    for value in reversed(list(narrows(graph, live))):
+        found = as_feature_map(value, places.get(value, ()), count(places[image], IMAGE))
         if found is not None and value is not image:
             later, earlier = dependents(graph, value) & live, sources(value)
             return found if _is_head(graph, facts, later, earlier, places) else None
     return None
 
 
-def _narrows(graph: ir.Graph, live: set[ir.Value]) -> Iterator[ir.Value]:
+def narrows(graph: ir.Graph, live: set[ir.Value]) -> Iterator[ir.Value]:
     """Values that every way from the image to the logits passes through, in graph order."""
     uses = {v: len({n for n, _ in v.uses() if not live.isdisjoint(n.outputs)}) for v in live}
     waiting = {v for v in live if v.producer() is None}
@@ -58,9 +58,11 @@ def _narrows(graph: ir.Graph, live: set[ir.Value]) -> Iterator[ir.Value]:
             yield from waiting
 
 
-def _feature_map(
+def as_feature_map(
     value: ir.Value, axes: Axes, images: int
 ) -> tuple[Features, tuple[int, int]] | None:
+    """The value with the layout that brings it to [batch, channels, rows, columns], and rows and
+    columns; None where it has not all of them."""
     digits = [digit for axis in axes for digit in axis]
     kinds: dict[str, list[int]] = {IMAGE: [], OTHER: [], ROW: [], COLUMN: []}
     for i, digit in enumerate(digits):

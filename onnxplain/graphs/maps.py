@@ -20,7 +20,7 @@ from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.shapes import Shape
-from onnxplain.outputs import METHODS, POOLING
+from onnxplain.outputs import METHODS
 
 __all__ = ["OPTIONS", "draw", "options_of"]
 
@@ -95,11 +95,12 @@ class _Rows:
         """Weight of each token in what the head reads, [1 or batch, 1, tokens]."""
         readout, count = self.contract.readout, self.contract.tokens.count
         assert readout is not None
-        if readout.pooling is not None:
+        if readout.weights is not None:
             ((start, stop),) = readout.ranges
-            weights = self.b.mean(self.values[POOLING], [1], keepdims=False)
-            weights = self.b.mean(weights, [1])
-            return self.b.pad(weights, 2, start, count - stop)
+            weights = self.values[readout.weights]
+            if weights.rank == 4:  # of a pooling attention, by head and query
+                weights = self.b.mean(weights, [1, 2], keepdims=False)
+            return self.b.pad(self.b.unsqueeze(weights, 1), 2, start, count - stop)
         total = sum(stop - start for start, stop in readout.ranges)
         weight = self.b.constant(np.full((1, 1, 1), 1 / total, np.float32))
         parts = [

@@ -27,6 +27,7 @@ __all__ = [
     "ATTRIBUTION",
     "LRP",
     "PASSES",
+    "TINY",
     "UNKNOWN",
     "again",
     "back",

@@ -14,6 +14,7 @@ from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.feature_map import find_feature_map
 from onnxplain.graphs.positions import Axes, positions
+from onnxplain.graphs.read_tokens import find_read_tokens
 from onnxplain.graphs.shapes import Facts, infer, show
 from onnxplain.graphs.taps import (
     Features,
@@ -39,7 +40,8 @@ class Structure:
     A layer is an attention, or several that run side by side on the same tokens, which is one with
     the heads of all. `features` are what enters the last layer, one for each of its attentions that
     has tokens of its own, or none where there is no such value. `pool` is the attention by which a
-    head pools the tokens of the last layer.
+    head pools the tokens of the last layer, `read` the tokens at which the readout "gradient" is
+    taken.
 
     A model without global attention has no layers, `no_attention` says why, and `features` is its
     last feature map, whose rows and columns are the grid of `tokens`.
@@ -59,6 +61,7 @@ class Structure:
     readout: Readout | None
     facts: dict[ir.Value, Facts]
     pool: Tap | None = None
+    read: Features | None = None
     no_attention: str | None = None
 
 
@@ -111,6 +114,12 @@ def analyse(
             no_attention = no_attention or _not_over(layers[0][0], math.prod(last[1]))
             layers, pool, features, grid = [], None, (last[0],), last[1]
             found = TokenLayout(grid, (0,))
+    read, readout = None, None
+    if layers:
+        readout = find_readout(graph, facts, layers, pool, found_logits)
+    if layers and readout is None:
+        tokens = find_read_tokens(graph, facts, live, places, image, layers)
+        read, readout = tokens or (None, None)
     return Structure(
         image=image,
         logits=found_logits,
@@ -121,9 +130,10 @@ def analyse(
         layers=tuple(layers),
         features=features,
         tokens=found,
-        readout=find_readout(graph, facts, layers, pool, found_logits) if layers else None,
+        readout=readout,
         facts=facts,
         pool=pool,
+        read=read,
         no_attention=None if no_attention is None else str(no_attention),
     )
 

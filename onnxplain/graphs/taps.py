@@ -23,6 +23,7 @@ __all__ = [
     "find_taps",
     "same_tokens",
     "sources",
+    "token_features",
 ]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
@@ -33,8 +34,11 @@ PASSED = frozenset(
     | {"Unsqueeze", "Where"}
 )
 LINEAR = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
-# What may stand between the tokens and their projection without changing them.
-KEPT = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"})
+# What may stand between the tokens and their projection without changing them, but where a Clip of
+# each projection cuts them off.
+KEPT = frozenset(
+    {"Cast", "Clip", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
+)
 
 
 @dataclass(frozen=True)
@@ -265,9 +269,11 @@ def check_windows(
                 f"attention {each.value.name} is over windows of {shape[each.keys]} of the "
                 f"{spread} positions; expected attention of every token to every token"
             )
+        between = isinstance(shape[each.keys], Batch)
+        kind = "between the images of a batch" if between else "within windows or groups"
         raise UnsupportedModelError(
-            f"attention {each.value.name} has shape {show(shape)}: within windows or groups; "
-            "expected global attention, [batch, heads, tokens, tokens]"
+            f"attention {each.value.name} has shape {show(shape)}: {kind}; expected global "
+            "attention, [batch, heads, tokens, tokens]"
         )
 
 
@@ -333,7 +339,7 @@ def find_features(
     while value is not None and place is not None:
         shape = facts[value].shape
         if projected and place.whole(shape):
-            found = _features(value, place.axis, facts, images) or found
+            found = token_features(value, place.axis, facts, images) or found
         node = value.producer()
         if node is None or (projected and node.op_type not in KEPT):
             break
@@ -344,7 +350,7 @@ def find_features(
     return found
 
 
-def _features(
+def token_features(
     value: ir.Value, tokens: int, facts: dict[ir.Value, Facts], images: Mapping[ir.Value, Place]
 ) -> Features | None:
     """The value in the layout [batch, tokens, dim], if it has these axes and no others."""

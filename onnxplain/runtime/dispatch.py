@@ -113,8 +113,8 @@ def reads(method: str, contract: Contract, options: Mapping[str, Any]) -> list[s
     if (name := fused(method, contract, options)) is not None:
         return [name]
     names = [name for group in sources(method, contract) for name in group]
-    pooling = METHODS[method].pooling(contract.readout)
-    return names if pooling is None else [*names, pooling]
+    weights = METHODS[method].weights(contract.readout)
+    return names if weights is None else [*names, weights]
 
 
 def compute(
@@ -158,8 +158,10 @@ def compute(
     if not needs.reads_row:
         arguments = [g[0] for g in groups]
     readout: Any = None if contract.readout is None else contract.readout.ranges
-    if (pooling := needs.pooling(contract.readout)) is not None:
-        weights = values[pooling][finite].mean(axis=(1, 2))
+    if (name := needs.weights(contract.readout)) is not None:
+        weights = values[name][finite]
+        if weights.ndim == 4:  # of a pooling attention, by head and query
+            weights = weights.mean(axis=(1, 2))
         ((start, stop),) = readout
         readout = np.pad(weights, ((0, 0), (start, contract.tokens.count - stop)))
     layout = {

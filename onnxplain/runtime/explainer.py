@@ -13,7 +13,7 @@ from PIL import Image
 
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError, OnnxplainError
-from onnxplain.outputs import METHODS
+from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explanation import Explanation, upsample
 from onnxplain.runtime.model import Model
@@ -312,7 +312,8 @@ class Explainer:
             "attention_gradient": [layer.gradient for layer in contract.layers],
             "attention_relevance": [layer.relevance for layer in contract.layers],
             "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
-            "attention_pooling": [contract.readout.pooling if contract.readout else None],
+            "attention_pooling": [POOLING],
+            "token_weights": [TOKEN_WEIGHTS],
             "features": [contract.features],
             "features_gradient": [contract.features_gradient],
             "input_relevance": [contract.input_relevance],

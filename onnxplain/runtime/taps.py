@@ -18,6 +18,7 @@ KINDS = (
     "attention_relevance",
     "attention_relevance_lrp",
     "attention_pooling",
+    "token_weights",
     "features",
     "features_gradient",
     "input_gradient",
@@ -43,6 +44,7 @@ class Taps:
         attention_relevance: Relevance propagated to each attention, same shapes.
         attention_relevance_lrp: The same under the plain LRP rules.
         attention_pooling: Attention of a head that pools by it, [B, heads, queries, N].
+        token_weights: How much a head that reads tokens in another way takes of each, [B, N].
         features: The Grad-CAM layer, [B, N, D] tokens (those of attentions side by side one behind
             the other along D) or a [B, C, h, w] feature map.
         features_gradient: d logit[target] / d features.
@@ -58,6 +60,7 @@ class Taps:
     attention_relevance: list[Array | None] | None = None
     attention_relevance_lrp: list[Array | None] | None = None
     attention_pooling: Array | None = None
+    token_weights: Array | None = None
     features: Array | None = None
     features_gradient: Array | None = None
     input_gradient: Array | None = None
