@@ -51,6 +51,15 @@ ModelOutput = Annotated[
 ]
 Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
 Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
+Outputs = Annotated[
+    Literal["taps", "maps", "both"],
+    typer.Option(help="maps: finished maps. taps: what they are made of."),
+]
+HeadFusion = Annotated[str | None, typer.Option(help="rollout: mean, max or min.")]
+DiscardRatio = Annotated[
+    float | None, typer.Option(help="rollout: share of lowest attention left out.")
+]
+StartLayer = Annotated[int | None, typer.Option(help="First layer that counts.")]
 ImageSize = Annotated[
     str | None,
     typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
@@ -82,6 +91,10 @@ def _export(
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
+    outputs: Outputs = "both",
+    head_fusion: HeadFusion = None,
+    discard_ratio: DiscardRatio = None,
+    start_layer: StartLayer = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -98,6 +111,10 @@ def _export(
             verify=not no_verify,
             gamma=gamma,
             dynamic_size=dynamic_size or None,
+            outputs=outputs,
+            map_options=_given(
+                head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
+            ),
             **options,
         )
     _report(report, as_json)
@@ -119,6 +136,10 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
+    outputs: Outputs = "both",
+    head_fusion: HeadFusion = None,
+    discard_ratio: DiscardRatio = None,
+    start_layer: StartLayer = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -137,6 +158,10 @@ def _instrument(
         labels=labels,
         preprocessing=preprocessing or None,
         gamma=gamma,
+        outputs=outputs,
+        map_options=_given(
+            head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
+        ),
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
         image = report.contract.input
@@ -165,11 +190,9 @@ def _explain(
     img_size: ImageSize = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Pictures computed at once.")] = 8,
     recursive: Annotated[bool, typer.Option("--recursive", help="Folders in folders too.")] = False,
-    head_fusion: Annotated[str | None, typer.Option(help="rollout: mean, max or min.")] = None,
-    discard_ratio: Annotated[
-        float | None, typer.Option(help="rollout: share of lowest attention left out.")
-    ] = None,
-    start_layer: Annotated[int | None, typer.Option(help="First layer that counts.")] = None,
+    head_fusion: HeadFusion = None,
+    discard_ratio: DiscardRatio = None,
+    start_layer: StartLayer = None,
     alpha: Alpha = None,
     colormap: Colormap = None,
     as_json: Json = False,

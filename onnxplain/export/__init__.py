@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,8 @@ def export(
     verify: bool = True,
     gamma: float = 0.0,
     dynamic_size: bool | None = None,
+    outputs: str = "both",
+    map_options: Mapping[str, Any] | None = None,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -71,6 +73,7 @@ def export(
             interpolated in the graph, and the grid follows. `image_size` is then what pictures are
             brought to unless another size is asked for. None: as `dynamic_img_size`, with which
             timm builds such models, says.
+        outputs, map_options: As in `instrument`.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -103,6 +106,8 @@ def export(
         verify=verify,
         gamma=gamma,
         dynamic_size=dynamic_size,
+        outputs=outputs,
+        map_options=map_options,
         model_kwargs=model_kwargs,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ def export_model(
     verify: bool,
     gamma: float,
     dynamic_size: bool | None,
+    outputs: str,
+    map_options: Mapping[str, Any] | None,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
@@ -50,7 +53,8 @@ def export_model(
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
     with _enough_memory(name, size):
-        explained = graphs.explain(
+        explain = functools.partial(
+            graphs.explain,
             to_onnx(module, image_size=size, multiple=multiple),
             bundle=bundle,
             methods=methods,
@@ -62,9 +66,12 @@ def export_model(
             ),
             source=timm_models.describe_source(name, module),
             gamma=gamma,
+            options=map_options,
         )
-        if verify:
-            explained = explained.with_verification(_verify(module, explained, path))
+        explained = explain(outputs=outputs)
+        if verify:  # torch has no maps to compare with, but what they are made of
+            shown = explain(outputs="both") if outputs == "maps" else explained
+            explained = explained.with_verification(_verify(module, shown, path))
         return graphs.save(explained, path)
 
 

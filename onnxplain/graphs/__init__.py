@@ -33,6 +33,8 @@ def instrument(
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     gamma: float = 0.0,
+    outputs: str = "both",
+    map_options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Makes an ONNX image classifier explain itself.
 
@@ -53,6 +55,10 @@ def instrument(
             0..1), `crop_pct`, `crop_mode`, `interpolation`.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
+        outputs: "taps": what the methods read (attention, gradients, ...); "maps": their finished
+            maps, `map.{method}`, alone; "both".
+        map_options: `head_fusion`, `discard_ratio` and `start_layer` of the maps, as in
+            `onnxplain.runtime.methods`; a method takes those that it has.
 
     Returns:
         What was written.
@@ -78,6 +84,8 @@ def instrument(
             labels=labels,
             preprocessing=preprocessing,
             gamma=gamma,
+            outputs=outputs,
+            options=map_options,
         )
     except ModelError as error:
         if isinstance(source, ir.Model):
