@@ -211,6 +211,10 @@ def build(name: str, arguments: dict[str, Any], size: int) -> Any:
     for norm in norms:
         norm.train()
         norm.momentum = None  # the mean over what was seen: here of one batch
+    for convolution in module.modules():
+        # Rounding grows from one random ReLU with BatchNorm to the next, unless most of it is > 0.
+        if norms and isinstance(convolution, torch.nn.Conv2d) and convolution.bias is not None:
+            convolution.bias.add_(1)
     if norms:
         # Both kinds of input that the export is verified with. Normalised for one of them alone,
         # the other grows from layer to layer, and with it the rounding.
