@@ -176,7 +176,7 @@ def plan(name: str) -> dict[str, Any]:
             kind = attention_kind(module, size)
         except Exception:  # refused arguments, in as many ways as there are models
             continue
-        if kind == "none":  # a convolutional network takes any size
+        if kind == "none" and _runs(module, min(size, 128)):  # most convolutional networks do
             size = min(size, 128)
         return {
             "arguments": arguments,
@@ -187,6 +187,14 @@ def plan(name: str) -> dict[str, Any]:
     arguments = {"num_classes": CLASSES}
     found = {"arguments": arguments, "size": native, "parameters": _parameters(whole)}
     return {**found, "attention": "unknown"}
+
+
+def _runs(module: torch.nn.Module, size: int) -> bool:
+    try:
+        attention_kind(module, size)
+    except Exception:  # as many ways to refuse a size
+        return False
+    return True
 
 
 def _on_meta(name: str, arguments: dict[str, Any]) -> Any:
