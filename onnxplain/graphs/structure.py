@@ -194,8 +194,9 @@ def _check_taps(graph: ir.Graph, taps: Sequence[Tap]) -> None:
         itself = before.queries == before.keys <= tap.queries == tap.keys
         of_class = tap.queries == 1 and before.keys <= tap.keys == taps[-1].keys
         if not itself and not (of_class and tap is not taps[0]):
-            behind = tap is taps[0] or tap.value in dependents(graph, taps[0].product.outputs[0])
-            kind = "pooled or windowed attention" if behind else "branches with tokens of their own"
+            kind = "pooled, windowed or between channels"
+            if tap is not taps[0] and tap.value not in dependents(graph, before.product.outputs[0]):
+                kind = "branches with tokens of their own"
             raise UnsupportedModelError(
                 f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
                 f"first one {taps[0].queries} and {taps[0].keys}: {kind}; expected attention of "
