@@ -25,6 +25,7 @@ __all__ = [
     "KEY",
     "METHODS",
     "POOLING",
+    "PRECISIONS",
     "AttentionLayer",
     "Contract",
     "ImageInput",
@@ -46,6 +47,8 @@ FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
 INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
 INPUT_RELEVANCE_ATTNLRP = "input_relevance_attnlrp"
+
+PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 
 
 def attention_name(layer: int) -> str:
@@ -237,6 +240,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
+    precision: str = "fp32"  # one of PRECISIONS
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None
@@ -318,6 +322,8 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
     if not isinstance(contract.logits, str):
         raise ValueError(f"logits {contract.logits!r}")
+    if contract.precision not in PRECISIONS:
+        raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:
             raise ValueError(f"layer of kind {layer.kind!r} from token {layer.first_token} on")

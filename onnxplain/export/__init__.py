@@ -35,6 +35,7 @@ def export(
     image_size: int | tuple[int, int] | None = None,
     verify: bool = True,
     gamma: float = 0.0,
+    precision: str = "fp32",
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -65,6 +66,9 @@ def export(
             torch.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
+        precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
+            bits; inputs, outputs and arithmetic stay float32. torch is then
+            compared with its weights rounded in the same way.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -96,6 +100,7 @@ def export(
         image_size=image_size,
         verify=verify,
         gamma=gamma,
+        precision=precision,
         model_kwargs=model_kwargs,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,9 @@ from onnxplain import graphs
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
+from onnxplain.export.rounding import round_weights
 from onnxplain.export.verify import verify as verify_files
+from onnxplain.graphs.precision import check_precision
 from onnxplain.graphs.storage import check_destination
 
 __all__ = ["export_model"]
@@ -30,9 +33,11 @@ def export_model(
     image_size: int | tuple[int, int] | None,
     verify: bool,
     gamma: float,
+    precision: str,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
+    check_precision(precision)
     requested = _pixels(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
@@ -42,6 +47,11 @@ def export_model(
     size = timm_models.image_size_of(module, requested)
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
+    source = timm_models.describe_source(name, module)
+    if precision == "fp16":
+        if module is model:
+            module = copy.deepcopy(module)
+        round_weights(module)
     explained = graphs.explain(
         to_onnx(module, image_size=size),
         bundle=bundle,
@@ -51,9 +61,11 @@ def export_model(
         preprocessing=timm_models.preprocessing_of(
             module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
         ),
-        source=timm_models.describe_source(name, module),
+        source=source,
         gamma=gamma,
     )
+    if precision == "fp16":
+        explained = graphs.narrow(explained, lossless=True)
     if verify:
         explained = explained.with_verification(_verify(module, explained, path))
     return graphs.save(explained, path)

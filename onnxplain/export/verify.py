@@ -55,9 +55,9 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         contract: Tells the input size, the names and the number of layers.
 
     Returns:
-        What goes into the contract: `framework`, `version`, `batches`, `tolerance` and
-        `differences`, quantity -> difference rounded up to two digits, so that the last bits of
-        arithmetic do not change the file.
+        What goes into the contract: `framework`, `version`, `weights` (what torch's were rounded
+        to), `batches`, `tolerance` and `differences`, quantity -> difference rounded up to two
+        digits, so that the last bits of arithmetic do not change the file.
 
     Raises:
         VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
@@ -94,6 +94,7 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
     return {
         "framework": "torch",
         "version": torch.__version__,
+        "weights": contract.precision,
         "batches": list(BATCHES),
         "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},

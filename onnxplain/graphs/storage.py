@@ -41,6 +41,7 @@ class Report:
         methods: The methods that the result serves.
         contract: The contract of the whole.
         verification: Measured differences to the source framework, None if not measured.
+        kept_float32: Names of the weights that were to be float16 and are not.
     """
 
     path: Path
@@ -50,6 +51,7 @@ class Report:
     methods: tuple[str, ...]
     contract: Contract
     verification: dict[str, Any] | None
+    kept_float32: tuple[str, ...]
 
 
 def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
@@ -141,6 +143,7 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
         methods=tuple(explained.contract.methods),
         contract=explained.contract,
         verification=explained.contract.verification,
+        kept_float32=explained.kept_float32,
     )
 
 
