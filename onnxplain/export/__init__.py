@@ -62,7 +62,7 @@ def export(
         image_size: Pixels, or height and width. A model given by name is built for this size; the
             default is the model's own.
         verify: Run the result against torch (logits, attention, features and gradients, in batches
-            of 1 and 3), and store the differences in the contract. Relevance has no counterpart in
+            of 1 and 2), and store the differences in the contract. Relevance has no counterpart in
             torch.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.

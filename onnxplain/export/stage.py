@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
+import gc
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ from typing import Any
 import torch
 
 from onnxplain import graphs
-from onnxplain.errors import InputError, ModelError
+from onnxplain.errors import InputError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
 from onnxplain.export.rounding import round_weights
+from onnxplain.export.verify import torch_runs
 from onnxplain.export.verify import verify as verify_files
 from onnxplain.graphs.precision import check_precision
-from onnxplain.graphs.storage import check_destination
+from onnxplain.graphs.storage import check_destination, drafted
 
 __all__ = ["export_model"]
 
@@ -66,9 +69,14 @@ def export_model(
     )
     if precision == "fp16":
         explained = graphs.narrow(explained, lossless=True)
-    if verify:
-        explained = explained.with_verification(_verify(module, explained, path))
-    return graphs.save(explained, path)
+    if not verify:
+        return graphs.save(explained, path)
+    with drafted(explained, path) as (files, explained):
+        runs = torch_runs(module, explained.contract, files[0].parent)
+        del module
+        _give_back()  # the weights are in a file now
+        verification = verify_files(files, explained.contract, runs)
+        return graphs.save(explained.with_verification(verification), path)
 
 
 def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -80,13 +88,9 @@ def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return size
 
 
-def _verify(module: torch.nn.Module, explained: graphs.Explained, path: Path) -> dict[str, Any]:
-    """Writes the files beside `path`, runs them, and removes them again."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            graphs.save(explained, draft)
-            files = sorted(draft.glob("*.onnx")) if draft.is_dir() else [draft]
-            return verify_files(module, files, explained.contract)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+def _give_back() -> None:
+    """Gives memory back to the system: that of what torch traced, which is cyclic, and the large
+    blocks that the C library of Linux keeps for its own use."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not everywhere
+        ctypes.CDLL(None).malloc_trim(0)

@@ -28,15 +28,46 @@ from onnxplain.export.plain import inference_form, one_line
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import TorchTaps, torch_taps
 
-__all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
+__all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "torch_runs", "verify"]
 
-BATCHES = (1, 3)
+BATCHES = (1, 2)
 TOLERANCE = 1e-4
 RELEVANCE = ("attention_relevance", INPUT_RELEVANCE)  # what these names begin with
 
+_Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
+Run = tuple[dict[str, np.ndarray], Path, _Maps]  # feed, file of the expected outputs
 
-def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -> dict[str, Any]:
-    """Compares the outputs of every file with torch, in batches of 1 and of 3.
+
+def torch_runs(module: torch.nn.Module, contract: Contract, folder: Path) -> list[Run]:
+    """What torch computes in batches of 1 and of 2, for `verify` to compare.
+
+    Each batch is run once with normal noise and once with smooth pictures within the range of the
+    contract's mean and standard deviation; each image has a target of its own.
+
+    Args:
+        module: The model as the user has it; left unchanged, and not needed any more afterwards.
+        contract: Tells the input size, the names and the number of layers.
+        folder: Takes the arrays: those of a large model would fill the memory.
+
+    Raises:
+        VerificationError: Layers that torch does not show.
+        ModelError: `folder` cannot be written to.
+    """
+    runs = []
+    with _one_torch_thread():
+        for number, (feed, expected, maps) in enumerate(_runs(module, contract)):
+            path = folder / f"torch{number}.npz"
+            try:
+                np.savez(path, **expected)  # type: ignore[arg-type]
+            except OSError as error:
+                raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+            runs.append((feed, path, maps))
+            del expected  # before the next run makes its own
+    return runs
+
+
+def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> dict[str, Any]:
+    """Compares the outputs of every file with torch.
 
     The features of a model without attention layers are compared with the nearest of torch's
     tensors that have their rows and columns, and their gradient with the gradient of that one.
@@ -44,15 +75,13 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
     Relevance (`attention_relevance*`, `input_relevance*`) is left out: it is no derivative, so
     torch's autograd has no counterpart.
 
-    Each batch is run once with normal noise and once with smooth pictures within the range of the
-    contract's mean and standard deviation; each image has a target of its own. The difference of a
-    quantity is the largest absolute difference divided by the largest absolute value in torch,
-    worst over layers and runs.
+    The difference of a quantity is the largest absolute difference divided by the largest absolute
+    value in torch, worst over layers and runs.
 
     Args:
-        module: The model as the user has it; left unchanged.
         files: ONNX files that share `contract`'s names.
-        contract: Tells the input size, the names and the number of layers.
+        contract: Tells the names.
+        runs: From `torch_runs`.
 
     Returns:
         What goes into the contract: `framework`, `version`, `weights` (what torch's were rounded
@@ -60,37 +89,17 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         digits, so that the last bits of arithmetic do not change the file.
 
     Raises:
-        VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
+        VerificationError: A difference above `TOLERANCE`, or an output that torch does not show.
         ModelError: onnxruntime cannot run a file.
     """
-    with _one_torch_thread():
-        runs = list(_runs(module, contract))
     worst: dict[str, float] = {}
     for path in files:
         session = _open(path)
-        names = [v.name for v in session.get_outputs()]
-        for feed, expected, maps in runs:
-            outputs = dict(zip(names, _run(session, feed, path), strict=True))
-            if maps and FEATURES in outputs:
-                features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
-                outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
-                expected = {**expected, **_counterpart(features, gradient, maps)}
-            for name, found in outputs.items():
-                if name.startswith(RELEVANCE):
-                    continue
-                if name not in expected:
-                    raise VerificationError(
-                        f"torch shows no {name} to compare with; export without verification "
-                        "(verify=False)"
-                    )
-                difference = relative_difference(found, expected[name])
-                if not difference <= TOLERANCE:  # NaN too
-                    raise VerificationError(
-                        f"{name} differs from torch by {difference:.2g} of its largest value, "
-                        f"allowed is {TOLERANCE:g}; nothing was written"
-                    )
-                quantity = name.partition(".")[0]
-                worst[quantity] = max(worst.get(quantity, 0.0), difference)
+        for feed, stored, maps in runs:
+            with np.load(stored) as expected:
+                for name, difference in _differences(_run(session, feed, path), expected, maps):
+                    quantity = name.partition(".")[0]
+                    worst[quantity] = max(worst.get(quantity, 0.0), difference)
     return {
         "framework": "torch",
         "version": torch.__version__,
@@ -99,6 +108,30 @@ def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -
         "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
     }
+
+
+def _differences(
+    outputs: dict[str, np.ndarray], expected: Mapping[str, np.ndarray], maps: _Maps
+) -> Iterator[tuple[str, float]]:
+    """Each output by name with its relative difference; `expected` is read one at a time."""
+    if maps and FEATURES in outputs:
+        features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
+        outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
+        expected = {**expected, **_counterpart(features, gradient, maps)}
+    for name, found in outputs.items():
+        if name.startswith(RELEVANCE):
+            continue
+        if name not in expected:
+            raise VerificationError(
+                f"torch shows no {name} to compare with; export without verification (verify=False)"
+            )
+        difference = relative_difference(found, expected[name])
+        if not difference <= TOLERANCE:  # NaN too
+            raise VerificationError(
+                f"{name} differs from torch by {difference:.2g} of its largest value, "
+                f"allowed is {TOLERANCE:g}; nothing was written"
+            )
+        yield name, difference
 
 
 def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -120,11 +153,10 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-_Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
-_Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]  # feed, expected outputs
-
-
-def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
+def _runs(
+    module: torch.nn.Module, contract: Contract
+) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]]:
+    """Feed, expected outputs, and the maps of a model without attention layers."""
     generator = torch.Generator().manual_seed(0)
     with inference_form(module) as frozen:
         for number, batch in enumerate(BATCHES):
@@ -205,20 +237,34 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
 
 
 def _open(path: Path) -> onnxruntime.InferenceSession:
+    """A session that reads the weights from the file's memory map and makes no copy of them.
+
+    To be fast, onnxruntime would keep them repacked, and transposed once more for the gradient.
+    """
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3  # it warns that `target` has a default, which is meant
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            path,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+        )
     except Exception as error:  # onnxruntime has no public base class
         raise ModelError(f"onnxruntime cannot open {path.name}: {one_line(error)}") from error
 
 
 def _run(
     session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray], path: Path
-) -> Sequence[np.ndarray]:
+) -> dict[str, np.ndarray]:
     taken = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
+    given = {name: array for name, array in feed.items() if name in taken}
+    names = [value.name for value in session.get_outputs()]
     try:
-        return session.run(None, {name: array for name, array in feed.items() if name in taken})
+        return dict(zip(names, session.run(names, given), strict=True))
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run {path.name}: {one_line(error)}") from error
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from onnxplain.contract import GRAPH_KINDS, Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 
-__all__ = ["Report", "check_destination", "load", "save"]
+__all__ = ["Report", "check_destination", "drafted", "load", "save"]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
 PROTOBUF_END = 2**31
-EXTERNAL_ABOVE = 2_000_000_000  # bytes of weights; leaves room for the graph
+EXTERNAL_ABOVE = 1_000_000_000  # bytes of weights; in a file beside the graph they can be mapped
 SHARED_ABOVE = 256  # bytes; a smaller tensor stays in the graph, where it is easier to read
 
 
@@ -115,25 +116,18 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     bundle = SINGLE not in explained.models
     check_destination(path, bundle=bundle)
-    try:
-        with _beside(path) as scratch:
-            if bundle:
-                _write_bundle(explained, scratch)
-            else:
-                _write_file(explained.models[SINGLE], scratch / path.name)
-            files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
-            for name in _graph_files(explained, path):
-                onnx.checker.check_model(scratch / name, full_check=True)
-            if bundle:
-                _put_folder(scratch, path)
-            else:
-                _put_files(scratch, path, files)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"{path}: would not be valid ONNX: {_first_line(error)}") from None
-    except ir.serde.SerdeError as error:
-        raise ModelError(f"{path}: cannot be written: {_first_line(error)}") from None
+    with _refusals(path), _beside(path) as scratch:
+        if bundle:
+            _write_bundle(explained, scratch)
+        else:
+            _write_file(explained.models[SINGLE], scratch / path.name)
+        files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
+        for name in _graph_files(explained, path):
+            onnx.checker.check_model(scratch / name, full_check=True)
+        if bundle:
+            _put_folder(scratch, path)
+        else:
+            _put_files(scratch, path, files)
     first = next(iter(explained.models.values()))
     return Report(
         path=path,
@@ -147,12 +141,46 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     )
 
 
+@contextlib.contextmanager
+def drafted(
+    explained: Explained, path: str | os.PathLike[str]
+) -> Iterator[tuple[list[Path], Explained]]:
+    """The graphs as files beside `path` for a trial, with one file of weights; gone afterwards.
+
+    Yields the files, and the same graphs with their weights memory-mapped from there, so that
+    whoever holds the weights themselves can let them go.
+    """
+    path = Path(path)
+    with contextlib.ExitStack() as stack:
+        with _refusals(path):
+            folder = stack.enter_context(_beside(path))
+            names = {kind: f"{kind}.onnx" for kind in explained.models}
+            files = {names[kind]: model for kind, model in explained.models.items()}
+            written = _write_graphs(files, folder, WEIGHTS_FILE)
+        explained = dataclasses.replace(explained, models=dict(zip(names, written, strict=True)))
+        del files
+        yield [folder / name for name in names.values()], explained
+
+
 def _graph_files(explained: Explained, path: Path) -> list[str]:
     return [path.name if kind == SINGLE else f"{kind}.onnx" for kind in explained.models]
 
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__).strip()
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What can fail in writing, as our own error."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{path}: would not be valid ONNX: {_first_line(error)}") from None
+    except ir.serde.SerdeError as error:
+        raise ModelError(f"{path}: cannot be written: {_first_line(error)}") from None
 
 
 @contextlib.contextmanager
@@ -229,30 +257,36 @@ def _put_folder(scratch: Path, path: Path) -> None:
 def _write_file(model: ir.Model, path: Path) -> None:
     weights = [v.const_value for v in model.graph.initializers.values()]
     if sum(t.nbytes for t in weights if t is not None) > EXTERNAL_ABOVE:
-        ir.save(model, path, external_data=f"{path.name}.data")
+        _write_graphs({path.name: model}, path.parent, f"{path.name}.data")
     else:
         ir.save(ir.external_data.load_to_model(model.clone()), path)
 
 
 def _write_bundle(explained: Explained, folder: Path) -> None:
-    """Every graph of the bundle, with one file of weights for all."""
-    shared: dict[str, ir.TensorProtocol] = {}
-    for model in explained.models.values():
-        for name, value in model.graph.initializers.items():
+    files = {f"{kind}.onnx": model for kind, model in explained.models.items()}
+    _write_graphs(files, folder, WEIGHTS_FILE)
+    (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")
+
+
+def _write_graphs(models: Mapping[str, ir.Model], folder: Path, weights: str) -> list[ir.Model]:
+    """Every graph under its file name, with one file of weights for all; the graphs as written."""
+    shared: dict[int, ir.TensorProtocol] = {}  # the graphs of a model share the tensors themselves
+    for model in models.values():
+        for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.nbytes > SHARED_ABOVE:
-                shared.setdefault(name, tensor)
-    tensors = ir.external_data.convert_tensors_to_external(
-        list(shared.values()), folder, WEIGHTS_FILE
-    )
+                shared[id(tensor)] = tensor
+    tensors = ir.external_data.convert_tensors_to_external(list(shared.values()), folder, weights)
     external = dict(zip(shared, tensors, strict=True))
-    for kind, model in explained.models.items():
+    written = []
+    for name, model in models.items():
         model = model.clone()
-        for name, value in model.graph.initializers.items():
+        for value in model.graph.initializers.values():
             tensor = value.const_value
-            if name in external:
-                value.const_value = external[name]
+            if id(tensor) in external:
+                value.const_value = external[id(tensor)]
             elif isinstance(tensor, ir.ExternalTensor):
                 (value.const_value,) = ir.external_data.convert_tensors_from_external([tensor])
-        ir.save(model, folder / f"{kind}.onnx")
-    (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")
+        ir.save(model, folder / name)
+        written.append(model)
+    return written
