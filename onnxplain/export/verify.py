@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import torch
 import torch.nn.functional as F
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import (
     FEATURES,
@@ -72,8 +74,8 @@ def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> di
     The features of a model without attention layers are compared with the nearest of torch's
     tensors that have their rows and columns, and their gradient with the gradient of that one.
 
-    Relevance (`attention_relevance*`, `input_relevance*`) is left out: it is no derivative, so
-    torch's autograd has no counterpart.
+    Relevance (`attention_relevance*`, `input_relevance*`) is run once and not compared: it is no
+    derivative, so torch's autograd has no counterpart.
 
     The difference of a quantity is the largest absolute difference divided by the largest absolute
     value in torch, worst over layers and runs.
@@ -100,6 +102,9 @@ def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> di
                 for name, difference in _differences(_run(session, feed, path), expected, maps):
                     quantity = name.partition(".")[0]
                     worst[quantity] = max(worst.get(quantity, 0.0), difference)
+            if any(value.name.startswith(RELEVANCE) for value in session.get_outputs()):
+                # It has run once. It takes most of the time and memory, and nothing is compared.
+                session = _open(_without_relevance(path))
     return {
         "framework": "torch",
         "version": torch.__version__,
@@ -234,6 +239,17 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
     if taps.pooling is not None:
         tensors[POOLING] = taps.pooling
     return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _without_relevance(path: Path) -> Path:
+    """The file with the same graph for everything else, beside it."""
+    model = ir.load(path)
+    for value in [v for v in model.graph.outputs if str(v.name).startswith(RELEVANCE)]:
+        model.graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(model)
+    rest = path.with_stem(f"{path.stem}-compared")
+    ir.save(model, rest)
+    return rest
 
 
 def _open(path: Path) -> onnxruntime.InferenceSession:

@@ -259,7 +259,65 @@ def _write_file(model: ir.Model, path: Path) -> None:
     if sum(t.nbytes for t in weights if t is not None) > EXTERNAL_ABOVE:
         _write_graphs({path.name: model}, path.parent, f"{path.name}.data")
     else:
-        ir.save(ir.external_data.load_to_model(model.clone()), path)
+        _write_whole(model, path)
+
+
+def _write_whole(model: ir.Model, path: Path) -> None:
+    """One file with the weights in it, written a tensor at a time.
+
+    protobuf would have the whole file in memory twice before the first byte is written. A message
+    is its fields one after another, each with its number, so the weights can follow the rest.
+    """
+    model = model.clone()
+    weights = [
+        value
+        for value in model.graph.initializers.values()
+        if (tensor := value.const_value) is not None
+        and tensor.nbytes > SHARED_ABOVE
+        and tensor.dtype != ir.DataType.STRING  # the only one without raw data
+    ]
+    for value in weights:
+        del model.graph.initializers[str(value.name)]
+    ir.external_data.load_to_model(model)
+    rest = ir.serde.serialize_model(model)
+    graph = rest.graph.SerializeToString(deterministic=True)
+    rest.ClearField("graph")
+    heads = [_tensor_head(value) for value in weights]
+    sizes = [len(head) + nbytes for head, nbytes in heads]
+    length = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes)
+    with path.open("wb") as file:
+        file.write(rest.SerializeToString(deterministic=True))
+        file.write(_field(_GRAPH, length))
+        file.write(graph)
+        for value, (head, _), size in zip(weights, heads, sizes, strict=True):
+            assert value.const_value is not None
+            file.write(_field(_INITIALIZER, size))
+            file.write(head)
+            file.write(value.const_value.tobytes())
+
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
+
+
+def _tensor_head(value: ir.Value) -> tuple[bytes, int]:
+    """A TensorProto up to its data, and the size of the data in bytes."""
+    tensor = value.const_value
+    assert tensor is not None
+    head = onnx.TensorProto(
+        name=value.name, dims=tensor.shape.numpy(), data_type=int(tensor.dtype)
+    ).SerializeToString(deterministic=True)
+    return head + _field(_RAW_DATA, tensor.nbytes), tensor.nbytes
+
+
+def _field(number: int, length: int) -> bytes:
+    """How protobuf announces a field of so many bytes: its number and wire type 2, the length."""
+    out = bytearray([number << 3 | 2])
+    while length > 127:
+        out.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*out, length])
 
 
 def _write_bundle(explained: Explained, folder: Path) -> None:
