@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import subprocess
 import sys
@@ -393,6 +394,20 @@ def test_interruption_keeps_the_old_file(
         ox.export(module, tmp_path / "vit.onnx")
     assert [p.name for p in tmp_path.iterdir()] == ["vit.onnx"]
     assert (tmp_path / "vit.onnx").read_text() == "old"
+
+
+@pytest.mark.usefixtures("ready")
+@pytest.mark.parametrize(("library", "function"), [(np, "savez"), (ir, "save")])
+def test_a_full_disk_while_verifying_leaves_nothing(
+    library: Any, function: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(library, function, full)
+    with pytest.raises(ox.ModelError, match=r"vit\.onnx: cannot be written: No space left"):
+        ox.export(module, tmp_path / "vit.onnx")
+    assert not list(tmp_path.iterdir())
 
 
 def test_relative_difference() -> None:

@@ -149,14 +149,15 @@ def drafted(
 
     Yields the files, and the same graphs with their weights memory-mapped from there, so that
     whoever holds the weights themselves can let them go.
+
+    Raises:
+        ModelError: They, or what the trial writes beside them, cannot be written.
     """
     path = Path(path)
-    with contextlib.ExitStack() as stack:
-        with _refusals(path):
-            folder = stack.enter_context(_beside(path))
-            names = {kind: f"{kind}.onnx" for kind in explained.models}
-            files = {names[kind]: model for kind, model in explained.models.items()}
-            written = _write_graphs(files, folder, WEIGHTS_FILE)
+    with _refusals(path), _beside(path) as folder:
+        names = {kind: f"{kind}.onnx" for kind in explained.models}
+        files = {names[kind]: model for kind, model in explained.models.items()}
+        written = _write_graphs(files, folder, WEIGHTS_FILE)
         explained = dataclasses.replace(explained, models=dict(zip(names, written, strict=True)))
         del files
         yield [folder / name for name in names.values()], explained
