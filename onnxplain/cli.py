@@ -56,6 +56,9 @@ ImageSize = Annotated[
     typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
 ]
 Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
+Precision = Annotated[
+    Literal["fp32", "fp16"], typer.Option(help="fp16: weights of half the size. Computes in fp32.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
 Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
 Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
@@ -82,6 +85,7 @@ def _export(
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
+    precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -98,6 +102,7 @@ def _export(
             verify=not no_verify,
             gamma=gamma,
             dynamic_size=dynamic_size or None,
+            precision=precision,
             **options,
         )
     _report(report, as_json)
@@ -119,6 +124,7 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
+    precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -137,6 +143,7 @@ def _instrument(
         labels=labels,
         preprocessing=preprocessing or None,
         gamma=gamma,
+        precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
         image = report.contract.input
@@ -372,6 +379,8 @@ def _report(report: Report, as_json: bool) -> None:
     from onnxplain.inspection import describe_verification
 
     size = sum(report.files.values())
+    if kept := report.kept_float32:
+        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
     if as_json:
         print_json(
             path=str(report.path),
@@ -379,6 +388,8 @@ def _report(report: Report, as_json: bool) -> None:
             source_bytes=report.source_bytes,
             opset=report.opset,
             methods=list(report.methods),
+            precision=report.contract.precision,
+            kept_float32=list(report.kept_float32),
             verification=report.verification,
         )
         return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
+import gc
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ from onnxplain import graphs
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
+from onnxplain.export.rounding import round_weights
+from onnxplain.export.verify import torch_runs
 from onnxplain.export.verify import verify as verify_files
-from onnxplain.graphs.storage import check_destination
+from onnxplain.graphs.precision import check_precision
+from onnxplain.graphs.storage import check_destination, drafted
 
 __all__ = ["export_model"]
 
@@ -32,9 +37,11 @@ def export_model(
     verify: bool,
     gamma: float,
     dynamic_size: bool | None,
+    precision: str,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
+    check_precision(precision)
     requested = _pixels(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
@@ -49,6 +56,11 @@ def export_model(
         multiple = timm_models.multiple_of(module, size)
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
+    source = timm_models.describe_source(name, module)
+    if precision == "fp16":
+        if module is model:
+            module = copy.deepcopy(module)
+        round_weights(module)
     with _enough_memory(name, size):
         explained = graphs.explain(
             to_onnx(module, image_size=size, multiple=multiple),
@@ -60,12 +72,19 @@ def export_model(
             preprocessing=timm_models.preprocessing_of(
                 module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
             ),
-            source=timm_models.describe_source(name, module),
+            source=source,
             gamma=gamma,
         )
-        if verify:
-            explained = explained.with_verification(_verify(module, explained, path))
-        return graphs.save(explained, path)
+        if precision == "fp16":
+            explained = graphs.narrow(explained, lossless=True)
+        if not verify:
+            return graphs.save(explained, path)
+        with drafted(explained, path) as (files, explained):
+            runs = torch_runs(module, explained.contract, files[0].parent)
+            del module
+            _give_back()  # the weights are in a file now
+            verification = verify_files(files, explained.contract, runs)
+            return graphs.save(explained.with_verification(verification), path)
 
 
 @contextlib.contextmanager
@@ -100,13 +119,9 @@ def _is_dynamic(
     return bool(made.get("dynamic_img_size"))
 
 
-def _verify(module: torch.nn.Module, explained: graphs.Explained, path: Path) -> dict[str, Any]:
-    """Writes the files beside `path`, runs them, and removes them again."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            graphs.save(explained, draft)
-            files = sorted(draft.glob("*.onnx")) if draft.is_dir() else [draft]
-            return verify_files(module, files, explained.contract)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+def _give_back() -> None:
+    """Gives memory back to the system: that of what torch traced, which is cyclic, and the large
+    blocks that the C library of Linux keeps for its own use."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not everywhere
+        ctypes.CDLL(None).malloc_trim(0)
