@@ -191,7 +191,7 @@ def plan(name: str) -> dict[str, Any]:
             kind = attention_kind(module, size)
         except Exception:  # refused arguments, in as many ways as there are models
             continue
-        if kind == "none":  # a convolutional network takes any size
+        if kind == "none" and _runs(module, min(size, 128)):  # most convolutional networks do
             size = min(size, 128)
         return {
             "arguments": arguments,
@@ -202,6 +202,14 @@ def plan(name: str) -> dict[str, Any]:
     arguments = {"num_classes": CLASSES}
     found = {"arguments": arguments, "size": native, "parameters": _parameters(whole)}
     return {**found, "attention": "unknown"}
+
+
+def _runs(module: torch.nn.Module, size: int) -> bool:
+    try:
+        attention_kind(module, size)
+    except Exception:  # as many ways to refuse a size
+        return False
+    return True
 
 
 def _on_meta(name: str, arguments: dict[str, Any]) -> Any:
@@ -226,6 +234,10 @@ def build(name: str, arguments: dict[str, Any], size: int) -> Any:
     for norm in norms:
         norm.train()
         norm.momentum = None  # the mean over what was seen: here of one batch
+    for convolution in module.modules():
+        # Rounding grows from one random ReLU with BatchNorm to the next, unless most of it is > 0.
+        if norms and isinstance(convolution, torch.nn.Conv2d) and convolution.bias is not None:
+            convolution.bias.add_(1)
     if norms:
         # Both kinds of input that the export is verified with. Normalised for one of them alone,
         # the other grows from layer to layer, and with it the rounding.

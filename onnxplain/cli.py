@@ -65,6 +65,9 @@ ImageSize = Annotated[
     typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
 ]
 Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
+Precision = Annotated[
+    Literal["fp32", "fp16"], typer.Option(help="fp16: weights of half the size. Computes in fp32.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
 Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
 Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
@@ -95,6 +98,7 @@ def _export(
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -115,6 +119,7 @@ def _export(
             map_options=_given(
                 head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
             ),
+            precision=precision,
             **options,
         )
     _report(report, as_json)
@@ -140,6 +145,7 @@ def _instrument(
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -162,6 +168,7 @@ def _instrument(
         map_options=_given(
             head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
         ),
+        precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
         image = report.contract.input
@@ -395,6 +402,8 @@ def _report(report: Report, as_json: bool) -> None:
     from onnxplain.inspection import describe_verification
 
     size = sum(report.files.values())
+    if kept := report.kept_float32:
+        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
     if as_json:
         print_json(
             path=str(report.path),
@@ -402,6 +411,8 @@ def _report(report: Report, as_json: bool) -> None:
             source_bytes=report.source_bytes,
             opset=report.opset,
             methods=list(report.methods),
+            precision=report.contract.precision,
+            kept_float32=list(report.kept_float32),
             verification=report.verification,
         )
         return

@@ -19,6 +19,7 @@ from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 __all__ = [
     "FORMAT",
     "KEY",
+    "PRECISIONS",
     "AttentionLayer",
     "Contract",
     "ImageInput",
@@ -29,6 +30,9 @@ __all__ = [
 
 KEY = "onnxplain"
 FORMAT = 1
+
+
+PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +165,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
+    precision: str = "fp32"  # one of PRECISIONS
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None
@@ -269,6 +274,8 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
     if not isinstance(contract.logits, str):
         raise ValueError(f"logits {contract.logits!r}")
+    if contract.precision not in PRECISIONS:
+        raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:
             raise ValueError(f"layer of kind {layer.kind!r} from token {layer.first_token} on")

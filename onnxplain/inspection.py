@@ -18,6 +18,8 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     yield "model", f"{source.name} ({source.framework})"
     if source.weights_sha256:
         yield "weights", f"sha256 {source.weights_sha256}"
+    if contract.precision == "fp16":
+        yield "precision", "weights stored as float16; computes in float32"
     if source.versions:
         yield "made with", ", ".join(f"{name} {v}" for name, v in source.versions.items())
     batch = "any batch" if image.batch is None else f"batch {image.batch}"
@@ -60,6 +62,8 @@ def describe_verification(verification: Mapping[str, Any] | None) -> str:
         return "no"
     differences = verification.get("differences", {})
     against = f"{verification.get('framework')} {verification.get('version')}"
+    if verification.get("weights") == "fp16":
+        against += " with its weights rounded to float16"
     return f"against {against}, largest relative differences: " + ", ".join(
         f"{name} {value:.2g}" for name, value in differences.items()
     )

@@ -17,7 +17,7 @@ from onnxplain.graphs.structure import analyse
 from onnxplain.graphs.taps import dependents
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 
-__all__ = ["carried", "run"]
+__all__ = ["carried", "doubled", "run"]
 
 Array = NDArray[Any]
 FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
@@ -31,7 +31,7 @@ def run(model: ir.Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
             rounded.
         feeds: Inputs by name; those that the model has not are left out.
     """
-    session = ReferenceEvaluator(ir.to_proto(_doubled(model)), new_ops=EXACT)
+    session = ReferenceEvaluator(ir.to_proto(doubled(model)), new_ops=EXACT)
     given = {
         name: array.astype(np.float64) if array.dtype == np.float32 else array
         for name, array in feeds.items()
@@ -40,7 +40,7 @@ def run(model: ir.Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return dict(zip(session.output_names, session.run(None, given), strict=True))
 
 
-def _doubled(model: ir.Model) -> ir.Model:
+def doubled(model: ir.Model) -> ir.Model:
     """The same graph with every float32 weight, input, value and cast as float64."""
     model = model.clone()
     for value in model.graph.initializers.values():

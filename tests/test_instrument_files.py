@@ -434,7 +434,7 @@ def test_a_failure_leaves_what_was_there(
 
         return wrapped
 
-    monkeypatch.setattr(ir, "save", failing(ir.save))
+    monkeypatch.setattr(ir.serde, "serialize_model", failing(ir.serde.serialize_model))
     monkeypatch.setattr(onnx.checker, "check_model", failing(onnx.checker.check_model))
     monkeypatch.setattr(os, "replace", failing(os.replace))
     while contents(tmp_path) == before:

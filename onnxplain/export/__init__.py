@@ -38,6 +38,7 @@ def export(
     dynamic_size: bool | None = None,
     outputs: str = "both",
     map_options: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -64,7 +65,7 @@ def export(
         image_size: Pixels, or height and width. A model given by name is built for this size; the
             default is the model's own.
         verify: Run the result against torch (logits, attention, features and gradients, in batches
-            of 1 and 3, with `dynamic_size` at a second size too), and store the differences in the
+            of 1 and 2, with `dynamic_size` at a second size too), and store the differences in the
             contract. Relevance has no counterpart in torch.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
@@ -74,6 +75,9 @@ def export(
             brought to unless another size is asked for. None: as `dynamic_img_size`, with which
             timm builds such models, says.
         outputs, map_options: As in `instrument`.
+        precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
+            bits; inputs, outputs and arithmetic stay float32. torch is then
+            compared with its weights rounded in the same way.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -108,6 +112,7 @@ def export(
         dynamic_size=dynamic_size,
         outputs=outputs,
         map_options=map_options,
+        precision=precision,
         model_kwargs=model_kwargs,
     )
 

@@ -103,19 +103,33 @@ def to_onnx(
                 input_names=[INPUT],
                 output_names=[LOGITS],
                 dynamic_shapes=(axes,),
-                optimize=True,
+                optimize=False,
                 verbose=False,
             )
+            assert program is not None
+            model = _optimized(program)
         except Exception as error:  # torch raises anything at all from here
             raise ModelError(
                 f"torch cannot export {type(module).__name__} for {image_size[0]}x{image_size[1]} "
                 f"pixels: {one_line(error)}"
             ) from error
-    assert program is not None
-    model = program.model
-    _register_constants(model.graph)
     _strip(model)
     _check_signature(model, type(module).__name__)
+    return model
+
+
+def _optimized(program: torch.onnx.ONNXProgram) -> ir.Model:
+    """The exported model, with its constants folded.
+
+    onnxscript's rewrite rules hold on to the last graph that they saw, as long as the process
+    lives. So what they see does not keep the weights.
+    """
+    seen = list(program.model.graph.initializers.values())
+    program.optimize()
+    _register_constants(program.model.graph)
+    model = program.model.clone()
+    for value in (*seen, *program.model.graph.initializers.values()):
+        value.const_value = None
     return model
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import ctypes
 import functools
+import gc
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,11 @@ from onnxplain import graphs
 from onnxplain.errors import InputError, ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
+from onnxplain.export.rounding import round_weights
+from onnxplain.export.verify import torch_runs
 from onnxplain.export.verify import verify as verify_files
-from onnxplain.graphs.storage import check_destination
+from onnxplain.graphs.precision import check_precision
+from onnxplain.graphs.storage import check_destination, drafted
 
 __all__ = ["export_model"]
 
@@ -35,9 +40,11 @@ def export_model(
     dynamic_size: bool | None,
     outputs: str,
     map_options: Mapping[str, Any] | None,
+    precision: str,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
+    check_precision(precision)
     requested = _pixels(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
@@ -52,6 +59,11 @@ def export_model(
         multiple = timm_models.multiple_of(module, size)
     tokens = timm_models.token_layout(module, size)
     name = model if isinstance(model, str) else type(model).__name__
+    source = timm_models.describe_source(name, module)
+    if precision == "fp16":
+        if module is model:
+            module = copy.deepcopy(module)
+        round_weights(module)
     with _enough_memory(name, size):
         explain = functools.partial(
             graphs.explain,
@@ -64,15 +76,25 @@ def export_model(
             preprocessing=timm_models.preprocessing_of(
                 module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
             ),
-            source=timm_models.describe_source(name, module),
+            source=source,
             gamma=gamma,
             options=map_options,
         )
         explained = explain(outputs=outputs)
-        if verify:  # torch has no maps to compare with, but what they are made of
-            shown = explain(outputs="both") if outputs == "maps" else explained
-            explained = explained.with_verification(_verify(module, shown, path))
-        return graphs.save(explained, path)
+        # torch has no maps to compare with, but what they are made of.
+        shown = explain(outputs="both") if outputs == "maps" and verify else explained
+        if precision == "fp16":
+            explained = graphs.narrow(explained, lossless=True)
+            shown = graphs.narrow(shown, lossless=True) if outputs == "maps" else explained
+        if not verify:
+            return graphs.save(explained, path)
+        with drafted(shown, path) as (files, written):
+            runs = torch_runs(module, written.contract, files[0].parent)
+            del module
+            _give_back()  # the weights are in a file now
+            verification = verify_files(files, written.contract, runs)
+            done = explained if outputs == "maps" else written
+            return graphs.save(done.with_verification(verification), path)
 
 
 @contextlib.contextmanager
@@ -107,13 +129,9 @@ def _is_dynamic(
     return bool(made.get("dynamic_img_size"))
 
 
-def _verify(module: torch.nn.Module, explained: graphs.Explained, path: Path) -> dict[str, Any]:
-    """Writes the files beside `path`, runs them, and removes them again."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            draft = Path(folder) / path.name
-            graphs.save(explained, draft)
-            files = sorted(draft.glob("*.onnx")) if draft.is_dir() else [draft]
-            return verify_files(module, files, explained.contract)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+def _give_back() -> None:
+    """Gives memory back to the system: that of what torch traced, which is cyclic, and the large
+    blocks that the C library of Linux keeps for its own use."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # not everywhere
+        ctypes.CDLL(None).malloc_trim(0)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import torch
 import torch.nn.functional as F
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import Contract
 from onnxplain.errors import ModelError, VerificationError
@@ -30,82 +33,123 @@ from onnxplain.outputs import (
     map_name,
 )
 
-__all__ = ["BATCHES", "TOLERANCE", "relative_difference", "verify"]
+__all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "torch_runs", "verify"]
 
-BATCHES = (1, 3)
+BATCHES = (1, 2)
 TOLERANCE = 1e-4
 TINY = 1e-37
-RELEVANCE = ("attention_relevance", INPUT_RELEVANCE)  # what these names begin with
+# What these names begin with; maps are made of what is compared, or of relevance.
+UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""))
+
+_Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
+Run = tuple[dict[str, np.ndarray], Path, _Maps]  # feed, file of the expected outputs
 
 
-def verify(module: torch.nn.Module, files: Iterable[Path], contract: Contract) -> dict[str, Any]:
-    """Compares the outputs of every file with torch, in batches of 1 and of 3.
+def torch_runs(module: torch.nn.Module, contract: Contract, folder: Path) -> list[Run]:
+    """What torch computes in batches of 1 and of 2, for `verify` to compare.
+
+    Each batch is run once with normal noise and once with smooth pictures within the range of the
+    contract's mean and standard deviation; each image has a target of its own. A file for pictures
+    of any size is also run with some that are one position higher and two wider.
+
+    Args:
+        module: The model as the user has it; left unchanged, and not needed any more afterwards.
+        contract: Tells the input size, the names and the number of layers.
+        folder: Takes the arrays: those of a large model would fill the memory.
+
+    Raises:
+        VerificationError: Layers that torch does not show.
+        OSError: `folder` cannot be written to.
+    """
+    runs = []
+    with _one_torch_thread():
+        sizes = (_runs(module, contract.at(size)) for size in _sizes(contract))
+        for number, (feed, expected, maps) in enumerate(itertools.chain.from_iterable(sizes)):
+            path = folder / f"torch{number}.npz"
+            np.savez(path, **expected)  # type: ignore[arg-type]
+            runs.append((feed, path, maps))
+            del expected  # before the next run makes its own
+    return runs
+
+
+def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> dict[str, Any]:
+    """Compares the outputs of every file with torch.
 
     The features of a model without attention layers are compared with the nearest of torch's
     tensors that have their rows and columns, and their gradient with the gradient of that one.
 
-    Relevance (`attention_relevance*`, `input_relevance*`) is left out: it is no derivative, so
-    torch's autograd has no counterpart.
+    Relevance (`attention_relevance*`, `input_relevance*`) is run once and not compared: it is no
+    derivative, so torch's autograd has no counterpart.
 
-    Each batch is run once with normal noise and once with smooth pictures within the range of the
-    contract's mean and standard deviation; each image has a target of its own. A file for pictures
-    of any size is also run with some that are one position higher and two wider. The difference of
-    a quantity is the largest absolute difference divided by the largest absolute value in torch,
-    worst over layers and runs.
+    The difference of a quantity is the largest absolute difference divided by the largest absolute
+    value in torch, worst over layers and runs.
 
     Args:
-        module: The model as the user has it; left unchanged.
         files: ONNX files that share `contract`'s names.
-        contract: Tells the input size, the names and the number of layers.
+        contract: Tells the names.
+        runs: From `torch_runs`.
 
     Returns:
-        What goes into the contract: `framework`, `version`, `batches`, `sizes` where they are free,
-        `tolerance` and `differences`, quantity -> difference rounded up to two digits, so that the
-        last bits of arithmetic do not change the file.
+        What goes into the contract: `framework`, `version`, `weights` (what torch's were rounded
+        to), `batches`, `sizes` where they are free, `tolerance` and `differences`, quantity ->
+        difference rounded up to two digits, so that the last bits of arithmetic do not change the
+        file.
 
     Raises:
-        VerificationError: A difference above `TOLERANCE`, or layers that torch does not show.
+        VerificationError: A difference above `TOLERANCE`, or an output that torch does not show.
         ModelError: onnxruntime cannot run a file.
     """
-    with _one_torch_thread():
-        runs = [run for size in _sizes(contract) for run in _runs(module, contract.at(size))]
     worst: dict[str, float] = {}
     for path in files:
         session = _open(path)
-        names = [v.name for v in session.get_outputs()]
-        for feed, expected, maps in runs:
-            outputs = dict(zip(names, _run(session, feed, path), strict=True))
-            if TOKEN_WEIGHTS in outputs:
-                expected = {**expected, TOKEN_WEIGHTS: _nearest(outputs[TOKEN_WEIGHTS], maps)}
-            if not contract.layers and FEATURES in outputs:
-                features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
-                outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
-                expected = {**expected, **_counterpart(features, gradient, maps)}
-            for name, found in outputs.items():
-                if name.startswith((*RELEVANCE, map_name(""))):
-                    continue
-                if name not in expected:
-                    raise VerificationError(
-                        f"torch shows no {name} to compare with; export without verification "
-                        "(verify=False)"
-                    )
-                difference = relative_difference(found, expected[name])
-                if not difference <= TOLERANCE:  # NaN too
-                    raise VerificationError(
-                        f"{name} differs from torch by {difference:.2g} of its largest value, "
-                        f"allowed is {TOLERANCE:g}; nothing was written"
-                    )
-                quantity = name.partition(".")[0]
-                worst[quantity] = max(worst.get(quantity, 0.0), difference)
+        for feed, stored, maps in runs:
+            with np.load(stored) as expected:
+                outputs = _run(session, feed, path)
+                for name, difference in _differences(outputs, expected, maps, contract):
+                    quantity = name.partition(".")[0]
+                    worst[quantity] = max(worst.get(quantity, 0.0), difference)
+            if any(value.name.startswith(UNCOMPARED) for value in session.get_outputs()):
+                # It has run once. It takes most of the time and memory, and nothing is compared.
+                session = _open(_without_relevance(path))
     sizes = {"sizes": [list(size) for size in _sizes(contract)]}
     return {
         "framework": "torch",
         "version": torch.__version__,
+        "weights": contract.precision,
         "batches": list(BATCHES),
         **(sizes if contract.input.multiple is not None else {}),
         "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
     }
+
+
+def _differences(
+    outputs: dict[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    maps: _Maps,
+    contract: Contract,
+) -> Iterator[tuple[str, float]]:
+    """Each output by name with its relative difference; `expected` is read one at a time."""
+    if TOKEN_WEIGHTS in outputs:
+        expected = {**expected, TOKEN_WEIGHTS: _nearest(outputs[TOKEN_WEIGHTS], maps)}
+    if not contract.layers and FEATURES in outputs:
+        features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
+        outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
+        expected = {**expected, **_counterpart(features, gradient, maps)}
+    for name, found in outputs.items():
+        if name.startswith(UNCOMPARED):
+            continue
+        if name not in expected:
+            raise VerificationError(
+                f"torch shows no {name} to compare with; export without verification (verify=False)"
+            )
+        difference = relative_difference(found, expected[name])
+        if not difference <= TOLERANCE:  # NaN too
+            raise VerificationError(
+                f"{name} differs from torch by {difference:.2g} of its largest value, "
+                f"allowed is {TOLERANCE:g}; nothing was written"
+            )
+        yield name, difference
 
 
 def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -127,10 +171,6 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-_Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
-_Run = tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]  # feed, expected outputs
-
-
 def _sizes(contract: Contract) -> list[tuple[int, int]]:
     """The size of the contract, and another one where sizes are free."""
     (height, width), multiple = contract.input.size, contract.input.multiple
@@ -139,7 +179,10 @@ def _sizes(contract: Contract) -> list[tuple[int, int]]:
     return [(height, width), (height + multiple[0], width + 2 * multiple[1])]
 
 
-def _runs(module: torch.nn.Module, contract: Contract) -> Iterator[_Run]:
+def _runs(
+    module: torch.nn.Module, contract: Contract
+) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray], _Maps]]:
+    """Feed, expected outputs, and the maps that those without a name are looked for in."""
     generator = torch.Generator().manual_seed(0)
     with inference_form(module) as frozen:
         for number, batch in enumerate(BATCHES):
@@ -235,21 +278,46 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
+def _without_relevance(path: Path) -> Path:
+    """The file with the same graph for everything else, beside it."""
+    model = ir.load(path)
+    for value in [v for v in model.graph.outputs if str(v.name).startswith(UNCOMPARED)]:
+        model.graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(model)
+    rest = path.with_stem(f"{path.stem}-compared")
+    ir.save(model, rest)
+    return rest
+
+
 def _open(path: Path) -> onnxruntime.InferenceSession:
+    """A session that reads the weights from the file's memory map and makes no copy of them.
+
+    To be fast, onnxruntime would keep them repacked, and transposed once more for the gradient.
+    """
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
     options.log_severity_level = 3  # it warns that `target` has a default, which is meant
     try:
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(
+            path,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
+        )
     except Exception as error:  # onnxruntime has no public base class
         raise ModelError(f"onnxruntime cannot open {path.name}: {one_line(error)}") from error
 
 
 def _run(
     session: onnxruntime.InferenceSession, feed: Mapping[str, np.ndarray], path: Path
-) -> Sequence[np.ndarray]:
+) -> dict[str, np.ndarray]:
     taken = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
+    given = {name: array for name, array in feed.items() if name in taken}
+    names = [value.name for value in session.get_outputs()]
     try:
-        return session.run(None, {name: array for name, array in feed.items() if name in taken})
+        return dict(zip(names, session.run(names, given), strict=True))
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run {path.name}: {one_line(error)}") from error
 

@@ -13,6 +13,7 @@ try:
     import onnx_ir as ir
 
     from onnxplain.graphs.explained import Explained, explain
+    from onnxplain.graphs.precision import check_precision, narrow
     from onnxplain.graphs.storage import Report, check_destination, load, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
@@ -21,7 +22,7 @@ except ModuleNotFoundError as missing:
         f"{missing.name} is not installed; pip install onnxplain[graphs]"
     ) from None
 
-__all__ = ["Explained", "Report", "explain", "instrument", "load", "save"]
+__all__ = ["Explained", "Report", "explain", "instrument", "load", "narrow", "save"]
 
 
 def instrument(
@@ -35,6 +36,7 @@ def instrument(
     gamma: float = 0.0,
     outputs: str = "both",
     map_options: Mapping[str, Any] | None = None,
+    precision: str = "fp32",
 ) -> Report:
     """Makes an ONNX image classifier explain itself.
 
@@ -59,6 +61,8 @@ def instrument(
             maps, `map.{method}`, alone; "both".
         map_options: `head_fusion`, `discard_ratio` and `start_layer` of the maps, as in
             `onnxplain.runtime.methods`; a method takes those that it has.
+        precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
+            bits; inputs, outputs and arithmetic stay float32.
 
     Returns:
         What was written.
@@ -68,6 +72,7 @@ def instrument(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
+    check_precision(precision)
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)
     if not isinstance(source, ir.Model) and Path(path).exists() and Path(path).samefile(source):
@@ -87,6 +92,8 @@ def instrument(
             outputs=outputs,
             options=map_options,
         )
+        if precision == "fp16":
+            explained = narrow(explained)
     except ModelError as error:
         if isinstance(source, ir.Model):
             raise

@@ -77,6 +77,7 @@ def draft(
         source=dataclasses.replace(source, versions=versions),
         labels=None if labels is None else read_labels(labels, found.classes),
         logits=found.logits.name or "",
+        precision=_precision(model),
     )
     try:
         return Contract.from_json(contract.to_json(), where="contract=")
@@ -189,6 +190,13 @@ def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
     except TypeError:
         known = ", ".join(f.name for f in dataclasses.fields(kind))
         raise InputError(f"fields {', '.join(fields)}; expected {known}") from None
+
+
+def _precision(model: ir.Model) -> str:
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    return (
+        "fp16" if any(t is not None and t.dtype == ir.DataType.FLOAT16 for t in tensors) else "fp32"
+    )
 
 
 def _digest(model: ir.Model) -> str:

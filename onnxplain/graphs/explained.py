@@ -64,11 +64,13 @@ class Explained:
         models: The graphs by kind: `SINGLE`, or those of `GRAPH_KINDS` for a bundle. Each has its
             own contract in its metadata.
         source_bytes: Size of the weights of the model before it was explained.
+        kept_float32: Names of the weights that were to be float16 and are not.
     """
 
     contract: Contract
     models: dict[str, ir.Model]
     source_bytes: int
+    kept_float32: tuple[str, ...] = ()
 
     def with_verification(self, verification: Mapping[str, Any]) -> Explained:
         """The same graphs, with the measured differences in every contract."""

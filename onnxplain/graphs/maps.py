@@ -1,15 +1,19 @@
 """The methods inside the graph: from the outputs that they read to finished maps.
 
 The formulas are those of `onnxplain.runtime.methods`, which is the reference. A map is the patch
-part of a row vector that passes through one matrix per layer, last layer first. As the walk back
-through the model comes by the layers in the same order, what a layer adds to the row can be
-computed as soon as its gradient is there, and no layer's attention has to wait for the others.
+part of a row vector that passes through one matrix per layer, last layer first. The walk back
+through the model comes by the layers in the same order, so a layer's matrix can be used up as soon
+as its gradient is there, and its attention need not wait for the other layers.
+
+onnxruntime computes of a node's operands first the one that stands last in the file. So the
+matrices are written before the rows that pass through them: a row is there before the next matrix
+is made.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,10 +137,17 @@ class _Rows:
         return b.add(added, kept)
 
     def through(self, row: Tensor, matrix: Tensor) -> Tensor:
-        """`row . matrix`. The matrix comes first as an operand, transposed: onnxruntime computes
-        last what stands first, so that a layer's matrix is made when the row gets there."""
+        """`row . matrix`, with the row as the second operand."""
         column = self.b.matmul(self.b.swap(matrix), self.b.swap(row))
         return self.b.swap(column)
+
+    def identity(self, tokens: int) -> Tensor:
+        """[tokens, tokens]."""
+        b, integer = self.b, ir.DataType.INT64
+        bounds = [b.constant(np.array(n, np.int64)) for n in (0, tokens, 1)]
+        numbers = b.op("Range", bounds, (tokens,), integer)
+        same = b.compare("Equal", b.unsqueeze(numbers, 0), b.unsqueeze(numbers, 1))
+        return b.cast(same, ir.DataType.FLOAT)
 
     def to_grid(self, tokens: Tensor) -> Tensor:
         """The patch part of [batch, 1, tokens] as [batch, rows, columns]."""
@@ -182,8 +193,18 @@ def _attention_gradcam(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
 def _rollout(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
     fuse = _FUSE[options["head_fusion"]]
     layers = rows.layers("attention", options["start_layer"])
-    fused = [(i, rows.b.reduce(fuse, a, [1], keepdims=False)) for i, a in layers]
-    return _roll_out(rows, fused, options["discard_ratio"])
+    b, tokens, product = rows.b, rows.contract.tokens.count, None
+    # First layer first, as the attentions come, so that none has to wait for the last one.
+    for number, attention in reversed(layers):
+        matrix = rows.square(number, b.reduce(fuse, attention, [1], keepdims=False))
+        matrix = _discard(rows, matrix, options["discard_ratio"])
+        scale = b.add(b.sum(matrix, [2]), 1.0)
+        if product is None:
+            product = b.div(b.add(matrix, rows.identity(tokens)), scale)
+        else:
+            product = b.div(b.add(b.matmul(matrix, product), product), scale)
+    assert product is not None
+    return rows.to_grid(rows.through(rows.row(), product))
 
 
 def _gradient_rollout(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
@@ -194,16 +215,12 @@ def _gradient_rollout(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
         rows.layers("gradient", options["start_layer"]),
         strict=True,
     ):
-        fused.append((i, b.unary("Relu", b.mean(b.mul(a, g), [1], keepdims=False))))
-    return _roll_out(rows, fused, options["discard_ratio"])
-
-
-def _roll_out(rows: _Rows, fused: Sequence[tuple[int, Tensor]], ratio: float) -> Tensor:
-    b, row = rows.b, rows.row()
-    for number, matrix in fused:
-        if ratio:
-            matrix = _discard(rows, rows.square(number, matrix), ratio)
-        scale = b.swap(b.sum(matrix, [2]))
+        matrix = b.unary("Relu", b.mean(b.mul(a, g), [1], keepdims=False))
+        if options["discard_ratio"]:
+            matrix = _discard(rows, rows.square(i, matrix), options["discard_ratio"])
+        fused.append((i, matrix, b.swap(b.sum(matrix, [2]))))
+    row = rows.row()
+    for number, matrix, scale in fused:
         row = rows.onward(row, number, matrix, scale)
     return rows.to_grid(row)
 
@@ -230,11 +247,15 @@ def _discard(rows: _Rows, fused: Tensor, ratio: float) -> Tensor:
 
 def _accumulate(rows: _Rows, first: str, second: str, start: int) -> Tensor:
     """`r . (I + E_last) ... (I + E_start)`, E = mean_h(relu(a * b))."""
-    b, row = rows.b, rows.row()
+    b = rows.b
     pairs = zip(rows.layers(first, start), rows.layers(second, start), strict=True)
-    for (number, x), (_, y) in pairs:
-        fused = b.mean(b.unary("Relu", b.mul(x, y)), [1], keepdims=False)
-        row = rows.onward(row, number, fused, None)
+    fused = [
+        (number, b.mean(b.unary("Relu", b.mul(x, y)), [1], keepdims=False))
+        for (number, x), (_, y) in pairs
+    ]
+    row = rows.row()
+    for number, matrix in fused:
+        row = rows.onward(row, number, matrix, None)
     return rows.to_grid(row)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["Report", "check_destination", "load", "save"]
+__all__ = ["Report", "check_destination", "drafted", "load", "save"]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
 PROTOBUF_END = 2**31
-EXTERNAL_ABOVE = 2_000_000_000  # bytes of weights; leaves room for the graph
+EXTERNAL_ABOVE = 1_000_000_000  # bytes of weights; in a file beside the graph they can be mapped
 SHARED_ABOVE = 256  # bytes; a smaller tensor stays in the graph, where it is easier to read
 
 
@@ -42,6 +43,7 @@ class Report:
         methods: The methods that the result serves.
         contract: The contract of the whole.
         verification: Measured differences to the source framework, None if not measured.
+        kept_float32: Names of the weights that were to be float16 and are not.
     """
 
     path: Path
@@ -51,6 +53,7 @@ class Report:
     methods: tuple[str, ...]
     contract: Contract
     verification: dict[str, Any] | None
+    kept_float32: tuple[str, ...]
 
 
 def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
@@ -114,25 +117,18 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
     path = Path(path)
     bundle = SINGLE not in explained.models
     check_destination(path, bundle=bundle)
-    try:
-        with _beside(path) as scratch:
-            if bundle:
-                _write_bundle(explained, scratch)
-            else:
-                _write_file(explained.models[SINGLE], scratch / path.name)
-            files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
-            for name in _graph_files(explained, path):
-                onnx.checker.check_model(scratch / name, full_check=True)
-            if bundle:
-                _put_folder(scratch, path)
-            else:
-                _put_files(scratch, path, files)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"{path}: would not be valid ONNX: {_first_line(error)}") from None
-    except ir.serde.SerdeError as error:
-        raise ModelError(f"{path}: cannot be written: {_first_line(error)}") from None
+    with _refusals(path), _beside(path) as scratch:
+        if bundle:
+            _write_bundle(explained, scratch)
+        else:
+            _write_file(explained.models[SINGLE], scratch / path.name)
+        files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
+        for name in _graph_files(explained, path):
+            onnx.checker.check_model(scratch / name, full_check=True)
+        if bundle:
+            _put_folder(scratch, path)
+        else:
+            _put_files(scratch, path, files)
     first = next(iter(explained.models.values()))
     return Report(
         path=path,
@@ -142,7 +138,30 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
         methods=tuple(explained.contract.methods),
         contract=explained.contract,
         verification=explained.contract.verification,
+        kept_float32=explained.kept_float32,
     )
+
+
+@contextlib.contextmanager
+def drafted(
+    explained: Explained, path: str | os.PathLike[str]
+) -> Iterator[tuple[list[Path], Explained]]:
+    """The graphs as files beside `path` for a trial, with one file of weights; gone afterwards.
+
+    Yields the files, and the same graphs with their weights memory-mapped from there, so that
+    whoever holds the weights themselves can let them go.
+
+    Raises:
+        ModelError: They, or what the trial writes beside them, cannot be written.
+    """
+    path = Path(path)
+    with _refusals(path), _beside(path) as folder:
+        names = {kind: f"{kind}.onnx" for kind in explained.models}
+        files = {names[kind]: model for kind, model in explained.models.items()}
+        written = _write_graphs(files, folder, WEIGHTS_FILE)
+        explained = dataclasses.replace(explained, models=dict(zip(names, written, strict=True)))
+        del files
+        yield [folder / name for name in names.values()], explained
 
 
 def _graph_files(explained: Explained, path: Path) -> list[str]:
@@ -151,6 +170,19 @@ def _graph_files(explained: Explained, path: Path) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__).strip()
+
+
+@contextlib.contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """What can fail in writing, as our own error."""
+    try:
+        yield
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{path}: would not be valid ONNX: {_first_line(error)}") from None
+    except ir.serde.SerdeError as error:
+        raise ModelError(f"{path}: cannot be written: {_first_line(error)}") from None
 
 
 @contextlib.contextmanager
@@ -227,24 +259,87 @@ def _put_folder(scratch: Path, path: Path) -> None:
 def _write_file(model: ir.Model, path: Path) -> None:
     weights = [v.const_value for v in model.graph.initializers.values()]
     if sum(t.nbytes for t in weights if t is not None) > EXTERNAL_ABOVE:
-        ir.save(model, path, external_data=f"{path.name}.data")
+        _write_graphs({path.name: model}, path.parent, f"{path.name}.data")
     else:
-        ir.save(ir.external_data.load_to_model(model.clone()), path)
+        _write_whole(model, path)
+
+
+def _write_whole(model: ir.Model, path: Path) -> None:
+    """One file with the weights in it, written a tensor at a time.
+
+    protobuf would have the whole file in memory twice before the first byte is written. A message
+    is its fields one after another, each with its number, so the weights can follow the rest.
+    """
+    model = model.clone()
+    weights = [
+        value
+        for value in model.graph.initializers.values()
+        if (tensor := value.const_value) is not None
+        and tensor.nbytes > SHARED_ABOVE
+        and tensor.dtype != ir.DataType.STRING  # the only one without raw data
+    ]
+    for value in weights:
+        del model.graph.initializers[str(value.name)]
+    ir.external_data.load_to_model(model)
+    rest = ir.serde.serialize_model(model)
+    graph = rest.graph.SerializeToString(deterministic=True)
+    rest.ClearField("graph")
+    heads = [_tensor_head(value) for value in weights]
+    sizes = [len(head) + nbytes for head, nbytes in heads]
+    length = len(graph) + sum(len(_field(_INITIALIZER, size)) + size for size in sizes)
+    with path.open("wb") as file:
+        file.write(rest.SerializeToString(deterministic=True))
+        file.write(_field(_GRAPH, length))
+        file.write(graph)
+        for value, (head, _), size in zip(weights, heads, sizes, strict=True):
+            assert value.const_value is not None
+            file.write(_field(_INITIALIZER, size))
+            file.write(head)
+            file.write(value.const_value.tobytes())
+
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+_RAW_DATA = onnx.TensorProto.RAW_DATA_FIELD_NUMBER
+
+
+def _tensor_head(value: ir.Value) -> tuple[bytes, int]:
+    """A TensorProto up to its data, and the size of the data in bytes."""
+    tensor = value.const_value
+    assert tensor is not None
+    head = onnx.TensorProto(
+        name=value.name, dims=tensor.shape.numpy(), data_type=int(tensor.dtype)
+    ).SerializeToString(deterministic=True)
+    return head + _field(_RAW_DATA, tensor.nbytes), tensor.nbytes
+
+
+def _field(number: int, length: int) -> bytes:
+    """How protobuf announces a field of so many bytes: its number and wire type 2, the length."""
+    out = bytearray([number << 3 | 2])
+    while length > 127:
+        out.append(length & 127 | 128)
+        length >>= 7
+    return bytes([*out, length])
 
 
 def _write_bundle(explained: Explained, folder: Path) -> None:
-    """Every graph of the bundle, with one file of weights for all."""
+    files = {f"{kind}.onnx": model for kind, model in explained.models.items()}
+    _write_graphs(files, folder, WEIGHTS_FILE)
+    (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")
+
+
+def _write_graphs(models: Mapping[str, ir.Model], folder: Path, weights: str) -> list[ir.Model]:
+    """Every graph under its file name, with one file of weights for all; the graphs as written."""
     shared: dict[int, ir.TensorProtocol] = {}  # by identity: graphs have own constants of one name
-    for model in explained.models.values():
+    for model in models.values():
         for value in model.graph.initializers.values():
             tensor = value.const_value
             if tensor is not None and tensor.nbytes > SHARED_ABOVE:
                 shared[id(tensor)] = tensor
-    tensors = ir.external_data.convert_tensors_to_external(
-        list(shared.values()), folder, WEIGHTS_FILE
-    )
+    tensors = ir.external_data.convert_tensors_to_external(list(shared.values()), folder, weights)
     external = dict(zip(shared, tensors, strict=True))
-    for kind, model in explained.models.items():
+    written = []
+    for name, model in models.items():
         model = model.clone()
         for value in model.graph.initializers.values():
             tensor = value.const_value
@@ -252,5 +347,6 @@ def _write_bundle(explained: Explained, folder: Path) -> None:
                 value.const_value = external[id(tensor)]
             elif isinstance(tensor, ir.ExternalTensor):
                 (value.const_value,) = ir.external_data.convert_tensors_from_external([tensor])
-        ir.save(model, folder / f"{kind}.onnx")
-    (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")
+        ir.save(model, folder / name)
+        written.append(model)
+    return written

@@ -13,6 +13,7 @@ from onnxplain.contract import Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.feature_map import find_feature_map
+from onnxplain.graphs.layers import find_layers, same_tokens
 from onnxplain.graphs.positions import Axes, positions
 from onnxplain.graphs.read_tokens import find_read_tokens
 from onnxplain.graphs.shapes import Facts, infer, show
@@ -23,7 +24,6 @@ from onnxplain.graphs.taps import (
     dependents,
     find_features,
     find_taps,
-    same_tokens,
     sources,
 )
 from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
@@ -153,7 +153,7 @@ def _attention(
     found = find_tokens(graph, facts, image, taps, places) if taps else None
     check_windows(windows, facts, places, None if found is None else found.grid)
     _check_taps(graph, taps)
-    layers, entering = _layers(graph, taps), []
+    layers, entering = find_layers(graph, taps), []
     if found is not None:
         before = dict(zip((tap.value for tap in taps), found.before, strict=True))
         found = replace(found, before=tuple(before[layer[0].value] for layer in layers))
@@ -194,32 +194,14 @@ def _check_taps(graph: ir.Graph, taps: Sequence[Tap]) -> None:
         itself = before.queries == before.keys <= tap.queries == tap.keys
         of_class = tap.queries == 1 and before.keys <= tap.keys == taps[-1].keys
         if not itself and not (of_class and tap is not taps[0]):
-            behind = tap is taps[0] or tap.value in dependents(graph, taps[0].product.outputs[0])
-            kind = "pooled or windowed attention" if behind else "branches with tokens of their own"
+            kind = "pooled, windowed or between channels"
+            if tap is not taps[0] and tap.value not in dependents(graph, before.product.outputs[0]):
+                kind = "branches with tokens of their own"
             raise UnsupportedModelError(
                 f"attention {tap.value.name} has {tap.queries} queries and {tap.keys} keys, the "
                 f"first one {taps[0].queries} and {taps[0].keys}: {kind}; expected attention of "
                 "every token to every token, then of the class token at most"
             )
-
-
-def _layers(graph: ir.Graph, taps: Sequence[Tap]) -> list[tuple[Tap, ...]]:
-    """The attentions by layer: each of a layer is computed from all of the layer before."""
-    layers: list[tuple[Tap, ...]] = []
-    behind = {tap.value: dependents(graph, tap.product.outputs[0]) for tap in taps}
-    for tap in taps:
-        last = layers[-1] if layers else ()
-        before = [other for other in last if tap.value in behind[other.value]]
-        if len(before) == len(last):
-            layers.append((tap,))
-        elif not before and (tap.queries, tap.keys) == (last[0].queries, last[0].keys):
-            layers[-1] = (*last, tap)
-        else:
-            raise UnsupportedModelError(
-                f"attention {last[-1].value.name} and {tap.value.name} run side by side, in "
-                "streams of their own; expected one attention after the other"
-            )
-    return layers
 
 
 def _check_class_attention(layers: Sequence[Sequence[Tap]], found: TokenLayout | None) -> None:

@@ -21,7 +21,6 @@ __all__ = [
     "dependents",
     "find_features",
     "find_taps",
-    "same_tokens",
     "sources",
     "token_features",
 ]
@@ -369,45 +368,3 @@ def token_features(
     split, perm, count, _ = turned
     layout = Layout(split, perm, (count, shape[tokens], shape[width[0]]))
     return Features(value, layout, tokens)
-
-
-def same_tokens(
-    features: Sequence[Features], facts: dict[ir.Value, Facts], live: set[ir.Value]
-) -> bool:
-    """Whether all of them are computed from the same tokens, each token from itself alone, as by
-    a normalisation of its own for each attention."""
-    known = [_token_by_token(entering, facts, live) for entering in features]
-    shared = set.intersection(*(set(own.items()) for own in known))
-    for entering, own in zip(features, known, strict=True):
-        waiting = [entering.value]
-        while waiting:
-            value = waiting.pop()
-            node = value.producer()
-            if (value, own[value]) in shared:
-                continue
-            inputs = [v for v in node.inputs if v in live and v is not None] if node else []
-            if not inputs or any(v not in own for v in inputs):
-                return False
-            waiting += inputs
-    return True
-
-
-def _token_by_token(
-    features: Features, facts: dict[ir.Value, Facts], live: set[ir.Value]
-) -> dict[ir.Value, int]:
-    """The features and what their tokens come from, one from one: value, token axis."""
-    assert features.tokens is not None
-    found, waiting = {features.value: features.tokens}, [features.value]
-    while waiting:
-        value = waiting.pop()
-        node = value.producer()
-        place = Place(found[value], volume([facts[value].shape[found[value]]]))
-        for i, source in enumerate(node.inputs if node is not None else ()):
-            if source is None or source not in live or source in found:
-                continue
-            assert node is not None
-            own = origin(node, i, place, facts)
-            if own is not None and own.whole(facts[source].shape):
-                found[source] = own.axis
-                waiting.append(source)
-    return found
