@@ -94,7 +94,7 @@ def _export(
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "both",
+    outputs: Outputs = "taps",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
@@ -141,7 +141,7 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "both",
+    outputs: Outputs = "taps",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,

@@ -36,7 +36,7 @@ def export(
     verify: bool = True,
     gamma: float = 0.0,
     dynamic_size: bool | None = None,
-    outputs: str = "both",
+    outputs: str = "taps",
     map_options: Mapping[str, Any] | None = None,
     precision: str = "fp32",
     **model_kwargs: Any,

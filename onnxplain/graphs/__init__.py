@@ -34,7 +34,7 @@ def instrument(
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     gamma: float = 0.0,
-    outputs: str = "both",
+    outputs: str = "taps",
     map_options: Mapping[str, Any] | None = None,
     precision: str = "fp32",
 ) -> Report:

@@ -92,7 +92,7 @@ def explain(
     preprocessing: Mapping[str, Any] | None = None,
     source: Source | None = None,
     gamma: float = 0.0,
-    outputs: str = "both",
+    outputs: str = "taps",
     options: Mapping[str, Any] | None = None,
 ) -> Explained:
     """Adds to a model the outputs that the methods read, and the contract that names them.

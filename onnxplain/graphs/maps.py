@@ -44,10 +44,16 @@ def options_of(method: str, given: Mapping[str, Any], layers: int) -> dict[str, 
     Raises:
         InputError: A value that the method does not take.
     """
+    known = {option for options in OPTIONS.values() for option in options}
+    for option in given:
+        if option not in known:
+            raise InputError(
+                f"unknown map option {option!r}; expected some of {', '.join(sorted(known))}"
+            )
     chosen = {"head_fusion": "mean", "discard_ratio": 0.0, "start_layer": 0} | dict(given)
     if chosen["head_fusion"] not in _FUSE:
-        known = ", ".join(_FUSE)
-        raise InputError(f"unknown head_fusion {chosen['head_fusion']!r}; one of {known}")
+        fusions = ", ".join(_FUSE)
+        raise InputError(f"unknown head_fusion {chosen['head_fusion']!r}; one of {fusions}")
     ratio, start = chosen["discard_ratio"], chosen["start_layer"]
     if not isinstance(ratio, int | float) or not 0 <= ratio < 1:
         raise InputError(f"discard_ratio is {ratio!r}, expected 0 <= ratio < 1")
@@ -121,20 +127,14 @@ class _Rows:
         count = self.contract.tokens.count
         queries, keys = matrix.shape[-2:]
         assert isinstance(queries, int) and isinstance(keys, int)
-        if (queries, keys) == (count, count):
-            row = row if scale is None else b.div(row, b.add(scale, 1.0))
-            return b.add(self.through(row, matrix), row)
+        first = 0 if queries == keys == count else first
+        if scale is not None:
+            scale = b.pad(scale, 2, first, count - first - queries)
+            row = b.div(row, b.add(scale, 1.0))
         # Tokens that the layer does not have stay as they are.
         own = b.slice(row, 2, first, first + queries)
-        own = own if scale is None else b.div(own, b.add(scale, 1.0))
-        parts = [
-            b.slice(row, 2, start, stop)
-            for start, stop in ((0, first), (first + queries, count))
-            if stop > start
-        ]
-        kept = b.concat([*parts[: bool(first)], own, *parts[bool(first) :]], 2)
         added = b.pad(self.through(own, matrix), 2, first, count - first - keys)
-        return b.add(added, kept)
+        return b.add(added, row)
 
     def through(self, row: Tensor, matrix: Tensor) -> Tensor:
         """`row . matrix`, with the row as the second operand."""
