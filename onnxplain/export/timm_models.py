@@ -124,7 +124,7 @@ def _mismatch(module: torch.nn.Module, state: Mapping[str, Any]) -> str | None:
                 count = found.shape[0]
                 hint = f"pass num_classes={count} (--num-classes {count})"
             elif name == "pos_embed":
-                hint = "pass the image size it was trained with (image_size=, --image-size)"
+                hint = "pass the image size it was trained with (image_size=, --img-size)"
             return f"its {name} is {list(found.shape)}, the model's {list(tensor.shape)}; {hint}"
     unexpected = [name for name in state if name not in expected]
     if unexpected:
