@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from small_vits import small_vit, stir
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import onnxplain as ox
@@ -144,6 +145,19 @@ def test_256_by_192_pixels_and_224_by_224(tmp_path: Path) -> None:
             expected = module.eval()(torch.from_numpy(images)).numpy()
         logits = ox.Explainer(tmp_path / "any", device="cpu").explain(images).logits
         assert relative_difference(logits, expected) < TOLERANCE
+
+
+class FirstPatches(VisionTransformer):
+    """Its head reads the first three patches, of however many."""
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.head(x[:, 1:4].mean(1))
+
+
+def test_a_head_that_does_not_follow_the_size_is_refused(tmp_path: Path) -> None:
+    module = small_vit(FirstPatches, depth=1, **FREE)
+    with pytest.raises(ox.UnsupportedModelError, match=r"head reads tokens \(\(1, 4\),\) at"):
+        ox.export(module, tmp_path / "x.onnx", methods=["raw_attention"])
 
 
 def _contract(**changes: Any) -> Contract:

@@ -248,11 +248,7 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     model = model.clone()
     graph = model.graph
     found = analyse(model, contract.logits, contract.input.size)
-    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
-        raise UnsupportedModelError(
-            f"a grid of {found.tokens.grid} at {found.size[0]}x{found.size[1]} pixels; expected "
-            f"{contract.tokens.grid}, as many as at other sizes; export the model for one size"
-        )
+    _check_size(found, contract)
     _record_shapes(found)
     free_names(graph, {*_order(contract), TARGET})
     b = Builder(graph, dict(found.facts))
@@ -302,6 +298,30 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     for domain in [domain for domain in model.opset_imports if domain != ""]:
         del model.opset_imports[domain]
     return model
+
+
+def _check_size(found: Structure, contract: Contract) -> None:
+    """Refuses a graph for any size that is not at this one what the contract, of another, says.
+
+    Raises:
+        UnsupportedModelError: The grid, or the tokens that the head reads, do not follow the size.
+    """
+    if contract.input.multiple is None:
+        return  # whatever the caller says overrides what is found
+    size = f"{found.size[0]}x{found.size[1]} pixels"
+    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
+        raise UnsupportedModelError(
+            f"a grid of {found.tokens.grid} at {size}; expected {contract.tokens.grid}, as many as "
+            "at other sizes; export the model for one size"
+        )
+    read, expected = found.readout, contract.readout
+    if read is None or expected is None or read.kind != expected.kind:
+        return
+    if read.ranges != expected.ranges:
+        raise UnsupportedModelError(
+            f"the head reads tokens {read.ranges} at {size}; expected {expected.ranges}, which "
+            "follow the grid; export the model for one size"
+        )
 
 
 def _walks(
