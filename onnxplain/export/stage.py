@@ -47,7 +47,7 @@ def export_model(
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
     if dynamic_size and isinstance(model, str):
-        model_kwargs = timm_models.for_any_size(model, model_kwargs)
+        model_kwargs = timm_models.dynamic_arguments(model, model_kwargs)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
