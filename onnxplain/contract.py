@@ -206,6 +206,7 @@ class Contract:
         )
         moved = dataclasses.replace(tokens, grid=(rows, columns))
         if readout is not None:
+            # A bound behind the first patch is taken for one at the end of all patches.
             first, added = len(tokens.prefix), moved.count - tokens.count
             ranges = (tuple(b + added if b > first else b for b in r) for r in readout.ranges)
             readout = dataclasses.replace(readout, ranges=tuple((a, b) for a, b in ranges))
