@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from onnxplain import graphs
-from onnxplain.errors import InputError, ModelError
+from onnxplain.contract import height_and_width
+from onnxplain.errors import ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
 from onnxplain.export.rounding import round_weights
@@ -42,11 +43,11 @@ def export_model(
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     check_precision(precision)
-    requested = _pixels(image_size)
+    requested = None if image_size is None else height_and_width(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
     if dynamic_size and isinstance(model, str):
-        model_kwargs = timm_models.for_any_size(model, model_kwargs)
+        model_kwargs = timm_models.dynamic_arguments(model, model_kwargs)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
@@ -98,15 +99,6 @@ def _enough_memory(name: str, size: tuple[int, int]) -> Iterator[None]:
             f"{name} for {size[0]}x{size[1]} pixels: cannot allocate memory; a smaller image_size, "
             "or no verification (verify=False), needs less"
         ) from error
-
-
-def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if image_size is None:
-        return None
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(size) != 2 or not all(isinstance(v, int) and v > 0 for v in size):
-        raise InputError(f"image_size {image_size!r}: expected pixels or (height, width)")
-    return size
 
 
 def _is_dynamic(

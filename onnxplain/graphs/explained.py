@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -22,12 +20,20 @@ from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.interface import (
+    TARGET,
+    add_target,
+    emit,
+    free_names,
+    one_hot,
+    target_last,
+)
 from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Features, Layout, Tap, dependents
+from onnxplain.graphs.taps import Features, Layout, Tap
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 from onnxplain.outputs import (
     FEATURES,
@@ -48,7 +54,6 @@ __all__ = ["SINGLE", "Explained", "explain"]
 
 SINGLE = "single"
 PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
-TARGET = "target"
 Part = Tap | Features
 
 
@@ -243,13 +248,9 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     model = model.clone()
     graph = model.graph
     found = analyse(model, contract.logits, contract.input.size)
-    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
-        raise UnsupportedModelError(
-            f"a grid of {found.tokens.grid} at {found.size[0]}x{found.size[1]} pixels; expected "
-            f"{contract.tokens.grid}, as many as at other sizes; export the model for one size"
-        )
+    _check_size(found, contract)
     _record_shapes(found)
-    _free_names(graph, contract)
+    free_names(graph, {*_order(contract), TARGET})
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
     for i, (layer, taps) in enumerate(zip(contract.layers, found.layers, strict=True)):
@@ -262,7 +263,7 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
         outputs[FEATURES] = _joined(b, [b.of(f.value) for f in found.features], found.features)
     walks = [(rules, sought) for rules, sought in _walks(contract, found) if sought]
     if walks:
-        seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
+        seed = Cotangent(one_hot(b, b.of(found.logits), add_target(graph)))
     for rules, sought in walks:
         values = {part.value for parts in sought.values() for part in parts}
         try:
@@ -286,8 +287,8 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
             if name == TOKEN_WEIGHTS:
                 outputs[name] = token_weights(b, outputs[name])
     for name in sorted(outputs, key=_order(contract).index):
-        _emit(b, name, outputs[name])
-    _sort(graph)
+        emit(b, name, outputs[name])
+    target_last(graph)
     RemoveUnusedNodesPass()(model)
     for node in graph:  # shapes of inner values are a third of what is added, and can be inferred
         for value in node.outputs:
@@ -299,18 +300,28 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     return model
 
 
-def _sort(graph: ir.Graph) -> None:
-    """Puts what depends on the class last.
+def _check_size(found: Structure, contract: Contract) -> None:
+    """Refuses a graph for any size that is not at this one what the contract, of another, says.
 
-    onnxruntime computes first what stands last of a node's operands: so what the walks need of the
-    forward pass (slopes, denominators) is computed when they come to need it, not all of it before.
+    Raises:
+        UnsupportedModelError: The grid, or the tokens that the head reads, do not follow the size.
     """
-    for value in graph.inputs:
-        if value.name == TARGET:
-            late = dependents(graph, value)
-            for node in [node for node in graph if not late.isdisjoint(node.outputs)]:
-                graph.remove(node)
-                graph.append(node)
+    if contract.input.multiple is None:
+        return  # whatever the caller says overrides what is found
+    size = f"{found.size[0]}x{found.size[1]} pixels"
+    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
+        raise UnsupportedModelError(
+            f"a grid of {found.tokens.grid} at {size}; expected {contract.tokens.grid}, as many as "
+            "at other sizes; export the model for one size"
+        )
+    read, expected = found.readout, contract.readout
+    if read is None or expected is None or read.kind != expected.kind:
+        return
+    if read.ranges != expected.ranges:
+        raise UnsupportedModelError(
+            f"the head reads tokens {read.ranges} at {size}; expected {expected.ranges}, which "
+            "follow the grid; export the model for one size"
+        )
 
 
 def _walks(
@@ -368,24 +379,6 @@ def _record_shapes(found: Structure) -> None:
             value.shape = symbolic(fact.shape)
 
 
-def _free_names(graph: ir.Graph, contract: Contract) -> None:
-    """Renames inner values of the model that bear a name which the contract gives to an output."""
-    reserved = {*_order(contract), TARGET}
-    for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
-        if value.name in reserved:
-            raise UnsupportedModelError(
-                f"the model has an input, output or weight named {value.name}, which an explained "
-                "model uses otherwise; rename it"
-            )
-    names = {value.name for node in graph for value in node.outputs}
-    for node in graph:
-        for value in node.outputs:
-            if value.name in reserved:
-                value.name = next(
-                    name for i in itertools.count() if (name := f"{value.name}/{i}") not in names
-                )
-
-
 def _joined(b: Builder, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
     """The tensors of an output with the axes that the contract promises: the heads of attentions
     side by side, or the features of each token, one after the other."""
@@ -395,35 +388,3 @@ def _joined(b: Builder, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Ten
         for x, layout in zip(tensors, layouts, strict=True)
     ]
     return b.concat(turned, 1 if len(layouts[0].shape) == 4 else 2)
-
-
-def _target(graph: ir.Graph) -> Tensor:
-    """The optional input: an initializer of the same name makes -1 its default."""
-    value = ir.Value(
-        name=TARGET,
-        type=ir.TensorType(ir.DataType.INT64),
-        shape=ir.Shape(["targets"]),
-        const_value=ir.tensor(np.array([-1], np.int64), name=TARGET),
-    )
-    graph.inputs.append(value)
-    graph.register_initializer(value)
-    return Tensor(value, (1,), ir.DataType.INT64)
-
-
-def _one_hot(b: Builder, logits: Tensor, target: Tensor) -> Tensor:
-    """1 at each image's class, the argmax where the target is negative; [batch, classes]."""
-    batch, classes = logits.shape
-    assert isinstance(classes, int)
-    best = b.op("ArgMax", [logits], (batch,), ir.DataType.INT64, axis=1, keepdims=0)
-    chosen = b.where(b.compare("Less", target, 0), best, target)
-    indices = b.constant(np.arange(classes, dtype=np.int64))
-    return b.cast(b.compare("Equal", b.unsqueeze(chosen, 1), indices), logits.dtype)
-
-
-def _emit(b: Builder, name: str, tensor: Tensor) -> None:
-    """Makes a tensor an output of the graph under `name`."""
-    value = tensor.value
-    if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
-        tensor = b.op("Identity", [tensor], tensor.shape)
-    b.rename(tensor, name)
-    b.graph.outputs.append(tensor.value)
