@@ -191,8 +191,9 @@ def plan(name: str) -> dict[str, Any]:
             kind = attention_kind(module, size)
         except Exception:  # refused arguments, in as many ways as there are models
             continue
-        if kind == "none" and _runs(module, min(size, 128)):  # most convolutional networks do
-            size = min(size, 128)
+        enough = min(size, max(128, _window(module)))
+        if kind == "none" and _runs(module, enough):  # most convolutional networks do
+            size = enough
         return {
             "arguments": arguments,
             "size": size,
@@ -202,6 +203,12 @@ def plan(name: str) -> dict[str, Any]:
     arguments = {"num_classes": CLASSES}
     found = {"arguments": arguments, "size": native, "parameters": _parameters(whole)}
     return {**found, "attention": "unknown"}
+
+
+def _window(module: torch.nn.Module) -> int:
+    """Pixels below which a head that is a convolution enlarges what it reads, as that of VGG."""
+    positions = max(getattr(m, "input_kernel_size", 1) for m in module.modules())
+    return positions * _stride(module) if positions > 1 else 1
 
 
 def _runs(module: torch.nn.Module, size: int) -> bool:

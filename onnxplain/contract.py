@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +27,11 @@ __all__ = [
     "Readout",
     "Source",
     "Tokens",
+    "height_and_width",
 ]
 
 KEY = "onnxplain"
 FORMAT = 1
-
-
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 
 
@@ -43,6 +43,21 @@ class Source:
     framework: str = "onnx"  # "timm", "torch" or "onnx"
     weights_sha256: str = ""
     versions: dict[str, str] = field(default_factory=dict)
+
+
+def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+    """Both, of an image size that is given as both or as one number of pixels.
+
+    Raises:
+        InputError: It is neither.
+    """
+    try:
+        height, width = (size, size) if isinstance(size, int) else size
+        if min(operator.index(height), operator.index(width)) < 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InputError(f"image size {size!r}: expected pixels or (height, width)") from None
+    return operator.index(height), operator.index(width)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +93,8 @@ class ImageInput:
         Raises:
             InputError: The model does not take this size; the message says which it takes.
         """
-        sides = (size, size) if isinstance(size, int) else tuple(size)
-        if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
-            raise InputError(f"image size {size!r}: expected pixels or (height, width)")
-        height, width = sides
-        if sides == self.size:
+        height, width = height_and_width(size)
+        if (height, width) == self.size:
             return self
         if self.multiple is None:
             raise InputError(
@@ -195,6 +207,7 @@ class Contract:
         )
         moved = dataclasses.replace(tokens, grid=(rows, columns))
         if readout is not None:
+            # A bound behind the first patch is taken for one at the end of all patches.
             first, added = len(tokens.prefix), moved.count - tokens.count
             ranges = (tuple(b + added if b > first else b for b in r) for r in readout.ranges)
             readout = dataclasses.replace(readout, ranges=tuple((a, b) for a, b in ranges))

@@ -33,6 +33,7 @@ _FAINT = (120, 120, 120)
 _RED = (200, 30, 30)
 _GREEN = (20, 140, 50)
 _PAPER = (255, 255, 255)
+_ROUNDING = 1e-5  # of the largest value
 
 
 def probability(explanation: Explanation) -> npt.NDArray[np.float64]:
@@ -142,7 +143,9 @@ def _method_column(
     overlay: Mapping[str, Any],
 ) -> Image.Image:
     method = explanation.method
-    apart = METHODS[method].class_specific or np.ptp(explanation.grid, axis=0).any()
+    # Maps of one picture may differ by rounding where the class makes no difference.
+    differ = np.ptp(explanation.grid, axis=0).max() > _ROUNDING * np.abs(explanation.grid).max()
+    apart = METHODS[method].class_specific or differ
     remark = "" if apart else "same for every class"
     maps = [Image.fromarray(array) for array in _greyed(explanation).overlay(**overlay)]
     column, draw, scale = _column(method, remark, maps)

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from small_vits import small_vit, stir
 from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
 from typer.testing import CliRunner
 
 import onnxplain as ox
 from onnxplain.cli import app
 from onnxplain.contract import Contract, Readout, Tokens
+from onnxplain.export import verify
 from onnxplain.export.plain import inference_form, to_onnx
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import torch_taps
@@ -126,12 +128,25 @@ def test_maps_are_those_of_a_file_for_that_size_alone(
             assert relative_difference(ours.grid, theirs.grid) < SAME, ours.method
 
 
-def test_256_by_192_pixels_and_224_by_224(tmp_path: Path) -> None:
+def test_256_by_192_pixels_and_224_by_224(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, tuple[int, ...]]] = []
+
+    def watched(session: Any, feed: Any, path: Path) -> Any:
+        outputs = run(session, feed, path)
+        if any("relevance" in name for name in outputs):
+            tried.append((path.stem, feed["pixel_values"].shape[2:]))
+        return outputs
+
+    run = verify._run
+    monkeypatch.setattr(verify, "_run", watched)
     module = small_vit(img_size=224, patch_size=16, depth=1, **FREE)
     report = ox.export(module, tmp_path / "any")  # timm's own argument is enough
     assert report.contract.input.multiple == (16, 16)
     assert report.verification is not None
-    assert report.verification["sizes"] == [[224, 224], [240, 256]]
+    sizes = [(224, 224), (240, 256)]
+    assert report.verification["sizes"] == [list(size) for size in sizes]
+    kinds = ("attnlrp", "lrp", "partial_lrp", "relevance")
+    assert sorted(tried) == [(kind, size) for kind in kinds for size in sizes]
     for size, grid in (((224, 224), (14, 14)), ((256, 192), (16, 12))):
         explainer = ox.Explainer(tmp_path / "any", device="cpu", image_size=size)
         assert explainer.contract.tokens.grid == grid
@@ -144,6 +159,19 @@ def test_256_by_192_pixels_and_224_by_224(tmp_path: Path) -> None:
             expected = module.eval()(torch.from_numpy(images)).numpy()
         logits = ox.Explainer(tmp_path / "any", device="cpu").explain(images).logits
         assert relative_difference(logits, expected) < TOLERANCE
+
+
+class FirstPatches(VisionTransformer):
+    """Its head reads the first three patches, of however many."""
+
+    def forward_head(self, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+        return self.head(x[:, 1:4].mean(1))
+
+
+def test_a_head_that_does_not_follow_the_size_is_refused(tmp_path: Path) -> None:
+    module = small_vit(FirstPatches, depth=1, **FREE)
+    with pytest.raises(ox.UnsupportedModelError, match=r"head reads tokens \(\(1, 4\),\) at"):
+        ox.export(module, tmp_path / "x.onnx", methods=["raw_attention"])
 
 
 def _contract(**changes: Any) -> Contract:

@@ -503,6 +503,15 @@ def test_a_grid_that_is_not_found_is_given(tmp_path: Path) -> None:
         ox.instrument(plain, tmp_path / "other.onnx", contract={"tokens": tokens})
 
 
+def test_a_grid_that_is_found_is_overridden(plain: Path, tmp_path: Path) -> None:
+    tokens = {"prefix": ["token"], "grid": [2, 6]}
+    path = tmp_path / "explained.onnx"
+    ox.instrument(plain, path, methods=["rollout"], contract={"tokens": tokens})
+    explainer = ox.Explainer(path, device="cpu", threads=1)
+    assert explainer.contract.tokens.prefix == ("token",)
+    assert explainer.explain(np.ones((1, 3, *SIZE), np.float32)).grid.shape == (1, 2, 6)
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [

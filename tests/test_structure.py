@@ -20,8 +20,6 @@ from onnxplain.outputs import METHODS
 # Single precision, two layers: both sides are this far from the exact value.
 TOLERANCE = 1e-5
 GRID = (3, 4)
-
-
 SIDE_BY_SIDE = "two attentions side by side"
 
 

@@ -12,19 +12,19 @@ import onnxplain as ox
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("step", "error"),
     [
-        MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        ("torch_runs", MemoryError()),
+        (
+            "to_onnx",
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"),
+        ),
     ],
 )
 def test_too_little_memory_is_said_to_be_it(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def verify(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr("onnxplain.export.stage.verify_files", verify)
+    fail(step, error, monkeypatch)
     with pytest.raises(ox.ModelError, match=r"for 32x32 pixels: cannot allocate memory; a smaller"):
         ox.export(small_vit(), tmp_path / "vit.onnx")
     assert not list(tmp_path.iterdir())
@@ -33,9 +33,13 @@ def test_too_little_memory_is_said_to_be_it(
 def test_an_error_of_torch_stays_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def verify(*_: Any) -> None:
-        raise RuntimeError("shapes differ")
-
-    monkeypatch.setattr("onnxplain.export.stage.verify_files", verify)
+    fail("to_onnx", RuntimeError("shapes differ"), monkeypatch)
     with pytest.raises(RuntimeError, match="shapes differ"):
         ox.export(small_vit(), tmp_path / "vit.onnx")
+
+
+def fail(step: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"onnxplain.export.stage.{step}", failing)

@@ -87,10 +87,12 @@ def to_onnx(
     if not _FIRST_OPSET <= opset <= _LAST_OPSET:
         raise InputError(f"opset {opset}: expected {_FIRST_OPSET} to {_LAST_OPSET}")
     axes: dict[int, Any] = {0: torch.export.Dim(BATCH)}
+    sizes = f"{image_size[0]}x{image_size[1]} pixels"
     if multiple is not None:
         # Not square, and not the size the model was built for: models leave steps out for these.
         rows, columns = (side // step for side, step in zip(image_size, multiple, strict=True))
         image_size = ((rows + 1) * multiple[0], (columns + 2) * multiple[1])
+        sizes = "pictures of any size (dynamic_size=False exports for one)"
         axes |= {2: torch.export.Dim.DYNAMIC, 3: torch.export.Dim.DYNAMIC}
     example = torch.zeros(2, 3, *image_size)
     with inference_form(module) as frozen, _quiet():
@@ -110,8 +112,7 @@ def to_onnx(
             model = _optimized(program)
         except Exception as error:  # torch raises anything at all from here
             raise ModelError(
-                f"torch cannot export {type(module).__name__} for {image_size[0]}x{image_size[1]} "
-                f"pixels: {one_line(error)}"
+                f"torch cannot export {type(module).__name__} for {sizes}: {one_line(error)}"
             ) from error
     _strip(model)
     _check_signature(model, type(module).__name__)

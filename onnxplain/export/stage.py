@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import functools
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any
 import torch
 
 from onnxplain import graphs
-from onnxplain.errors import InputError, ModelError
+from onnxplain.contract import height_and_width
+from onnxplain.errors import ModelError
 from onnxplain.export import timm_models
 from onnxplain.export.plain import LOGITS, to_onnx
 from onnxplain.export.rounding import round_weights
@@ -45,11 +45,11 @@ def export_model(
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     check_precision(precision)
-    requested = _pixels(image_size)
+    requested = None if image_size is None else height_and_width(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
     if dynamic_size and isinstance(model, str):
-        model_kwargs = timm_models.for_any_size(model, model_kwargs)
+        model_kwargs = timm_models.dynamic_arguments(model, model_kwargs)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
@@ -65,8 +65,7 @@ def export_model(
             module = copy.deepcopy(module)
         round_weights(module)
     with _enough_memory(name, size):
-        explain = functools.partial(
-            graphs.explain,
+        explained = graphs.explain(
             to_onnx(module, image_size=size, multiple=multiple),
             bundle=bundle,
             methods=methods,
@@ -78,23 +77,22 @@ def export_model(
             ),
             source=source,
             gamma=gamma,
+            # torch has no maps to compare with, but what they are made of.
+            outputs="both" if outputs == "maps" and verify else outputs,
             options=map_options,
         )
-        explained = explain(outputs=outputs)
-        # torch has no maps to compare with, but what they are made of.
-        shown = explain(outputs="both") if outputs == "maps" and verify else explained
         if precision == "fp16":
             explained = graphs.narrow(explained, lossless=True)
-            shown = graphs.narrow(shown, lossless=True) if outputs == "maps" else explained
         if not verify:
             return graphs.save(explained, path)
-        with drafted(shown, path) as (files, written):
-            runs = torch_runs(module, written.contract, files[0].parent)
+        with drafted(explained, path) as (files, explained):
+            runs = torch_runs(module, explained.contract, files[0].parent)
             del module
             _give_back()  # the weights are in a file now
-            verification = verify_files(files, written.contract, runs)
-            done = explained if outputs == "maps" else written
-            return graphs.save(done.with_verification(verification), path)
+            verification = verify_files(files, explained.contract, runs)
+            if outputs == "maps":
+                explained = explained.maps_alone()
+            return graphs.save(explained.with_verification(verification), path)
 
 
 @contextlib.contextmanager
@@ -108,15 +106,6 @@ def _enough_memory(name: str, size: tuple[int, int]) -> Iterator[None]:
             f"{name} for {size[0]}x{size[1]} pixels: cannot allocate memory; a smaller image_size, "
             "or no verification (verify=False), needs less"
         ) from error
-
-
-def _pixels(image_size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    if image_size is None:
-        return None
-    size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    if len(size) != 2 or not all(isinstance(v, int) and v > 0 for v in size):
-        raise InputError(f"image_size {image_size!r}: expected pixels or (height, width)")
-    return size
 
 
 def _is_dynamic(

@@ -24,7 +24,7 @@ from onnxplain.export.plain import one_line
 __all__ = [
     "build",
     "describe_source",
-    "for_any_size",
+    "dynamic_arguments",
     "image_size_of",
     "multiple_of",
     "preprocessing_of",
@@ -124,7 +124,7 @@ def _mismatch(module: torch.nn.Module, state: Mapping[str, Any]) -> str | None:
                 count = found.shape[0]
                 hint = f"pass num_classes={count} (--num-classes {count})"
             elif name == "pos_embed":
-                hint = "pass the image size it was trained with (image_size=, --image-size)"
+                hint = "pass the image size it was trained with (image_size=, --img-size)"
             return f"its {name} is {list(found.shape)}, the model's {list(tensor.shape)}; {hint}"
     unexpected = [name for name in state if name not in expected]
     if unexpected:
@@ -153,7 +153,7 @@ def image_size_of(module: torch.nn.Module, requested: tuple[int, int] | None) ->
     return (stated, stated) if isinstance(stated, int) else (int(stated[0]), int(stated[1]))
 
 
-def for_any_size(name: str, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def dynamic_arguments(name: str, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments with what makes timm's vision transformers take pictures of any size.
 
     Convolutional networks, which take them anyway, do not know the argument.

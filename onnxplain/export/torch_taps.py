@@ -127,7 +127,8 @@ class _Frame:
         """What the attention in the module projects: all its tokens, after a norm of its own."""
         if self.input is None or self.projected is None:
             return self.input
-        return self.projected if self.projected.shape == self.input.shape else self.input
+        of_map = self.input.ndim == 4 and self.projected.ndim == 3  # made tokens in the module
+        return self.projected if of_map or self.projected.shape == self.input.shape else self.input
 
 
 class _Recorder(TorchFunctionMode):

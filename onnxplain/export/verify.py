@@ -42,7 +42,8 @@ TINY = 1e-37
 UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""))
 
 _Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
-Run = tuple[dict[str, np.ndarray], Path, _Maps]  # feed, file of the expected outputs
+# Feed, file of the expected outputs by name, and where those that torch has no name for are sought.
+Run = tuple[dict[str, np.ndarray], Path, _Maps]
 
 
 def torch_runs(module: torch.nn.Module, contract: Contract, folder: Path) -> list[Run]:
@@ -78,8 +79,8 @@ def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> di
     The features of a model without attention layers are compared with the nearest of torch's
     tensors that have their rows and columns, and their gradient with the gradient of that one.
 
-    Relevance (`attention_relevance*`, `input_relevance*`) is run once and not compared: it is no
-    derivative, so torch's autograd has no counterpart.
+    Relevance (`attention_relevance*`, `input_relevance*`) is run once at each size and not
+    compared: it is no derivative, so torch's autograd has no counterpart.
 
     The difference of a quantity is the largest absolute difference divided by the largest absolute
     value in torch, worst over layers and runs.
@@ -100,24 +101,27 @@ def verify(files: Iterable[Path], contract: Contract, runs: Sequence[Run]) -> di
         ModelError: onnxruntime cannot run a file.
     """
     worst: dict[str, float] = {}
+    sizes = [feed[contract.input.name].shape[2:] for feed, _, _ in runs]
+    first = [sizes.index(size) for size in dict.fromkeys(sizes)]  # run of each size
+    order = [*first, *(i for i in range(len(runs)) if i not in first)]
     for path in files:
         session = _open(path)
-        for feed, stored, maps in runs:
+        for done, (feed, stored, maps) in enumerate((runs[i] for i in order), 1):
             with np.load(stored) as expected:
                 outputs = _run(session, feed, path)
                 for name, difference in _differences(outputs, expected, maps, contract):
                     quantity = name.partition(".")[0]
                     worst[quantity] = max(worst.get(quantity, 0.0), difference)
-            if any(value.name.startswith(UNCOMPARED) for value in session.get_outputs()):
-                # It has run once. It takes most of the time and memory, and nothing is compared.
+            if done == len(first) and any(
+                value.name.startswith(UNCOMPARED) for value in session.get_outputs()
+            ):  # It takes most of the time and memory, and nothing is compared.
                 session = _open(_without_relevance(path))
-    sizes = {"sizes": [list(size) for size in _sizes(contract)]}
     return {
         "framework": "torch",
         "version": torch.__version__,
         "weights": contract.precision,
         "batches": list(BATCHES),
-        **(sizes if contract.input.multiple is not None else {}),
+        **({} if contract.input.multiple is None else {"sizes": [*map(list, _sizes(contract))]}),
         "tolerance": TOLERANCE,
         "differences": {quantity: _round_up(value) for quantity, value in worst.items()},
     }
@@ -130,20 +134,21 @@ def _differences(
     contract: Contract,
 ) -> Iterator[tuple[str, float]]:
     """Each output by name with its relative difference; `expected` is read one at a time."""
+    sought: dict[str, np.ndarray] = {}
     if TOKEN_WEIGHTS in outputs:
-        expected = {**expected, TOKEN_WEIGHTS: _nearest(outputs[TOKEN_WEIGHTS], maps)}
+        sought[TOKEN_WEIGHTS] = _nearest(outputs[TOKEN_WEIGHTS], maps)
     if not contract.layers and FEATURES in outputs:
         features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
         outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
-        expected = {**expected, **_counterpart(features, gradient, maps)}
+        sought |= _counterpart(features, gradient, maps)
     for name, found in outputs.items():
         if name.startswith(UNCOMPARED):
             continue
-        if name not in expected:
+        if name not in sought and name not in expected:
             raise VerificationError(
                 f"torch shows no {name} to compare with; export without verification (verify=False)"
             )
-        difference = relative_difference(found, expected[name])
+        difference = relative_difference(found, (sought if name in sought else expected)[name])
         if not difference <= TOLERANCE:  # NaN too
             raise VerificationError(
                 f"{name} differs from torch by {difference:.2g} of its largest value, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -22,13 +20,21 @@ from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.interface import (
+    TARGET,
+    add_target,
+    emit,
+    free_names,
+    one_hot,
+    target_last,
+)
 from onnxplain.graphs.maps import draw, options_of
 from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Features, Layout, Tap, dependents
+from onnxplain.graphs.taps import Features, Layout, Tap
 from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
 from onnxplain.outputs import (
     FEATURES,
@@ -51,7 +57,6 @@ __all__ = ["SINGLE", "Explained", "explain"]
 SINGLE = "single"
 OUTPUTS = ("taps", "maps", "both")
 PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
-TARGET = "target"
 Part = Tap | Features
 
 
@@ -79,6 +84,17 @@ class Explained:
             own = dataclasses.replace(own, verification=dict(verification))
             model.metadata_props[KEY] = own.to_json()
         contract = dataclasses.replace(self.contract, verification=dict(verification))
+        return dataclasses.replace(self, contract=contract)
+
+    def maps_alone(self) -> Explained:
+        """The same graphs without the outputs that their maps are made of."""
+        for model in self.models.values():
+            own = Contract.from_json(model.metadata_props[KEY])
+            made_of = {name for names in own.methods.values() for name in names}
+            for value in [v for v in model.graph.outputs if v.name in made_of]:
+                model.graph.outputs.remove(value)
+            model.metadata_props[KEY] = _maps_alone(own).to_json()
+        contract = dataclasses.replace(_maps_alone(self.contract), graphs=self.contract.graphs)
         return dataclasses.replace(self, contract=contract)
 
 
@@ -144,21 +160,23 @@ def explain(
         base = dataclasses.replace(base, maps=maps)
     elif options:
         raise InputError(f"{', '.join(options)} without maps; expected outputs maps or both")
-    keep = outputs != "maps"
     whole = _serve(base, chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
+    models: dict[str, ir.Model] = {}
     if not bundle:
-        return Explained(_written(whole, keep), {SINGLE: _build(model, whole, keep)}, source_bytes)
-    models, seen = {}, set()
-    for kind, methods_of_kind in GRAPH_KINDS.items():
-        own = tuple(method for method in chosen if method in methods_of_kind)
-        if own not in seen and (own or kind == "plain"):
-            seen.add(own)
-            models[kind] = _build(model, _serve(base, own), keep)
-    graphs = {kind: f"{kind}.onnx" for kind in models}
-    written = dataclasses.replace(_written(whole, keep), graphs=graphs)
-    return Explained(written, models, source_bytes)
+        models[SINGLE] = _build(model, whole)
+    else:
+        seen = set()
+        for kind, methods_of_kind in GRAPH_KINDS.items():
+            own = tuple(method for method in chosen if method in methods_of_kind)
+            if own not in seen and (own or kind == "plain"):
+                seen.add(own)
+                models[kind] = _build(model, _serve(base, own))
+        graphs = {kind: f"{kind}.onnx" for kind in models}
+        whole = dataclasses.replace(whole, graphs=graphs)
+    explained = Explained(whole, models, source_bytes)
+    return explained.maps_alone() if outputs == "maps" else explained
 
 
 def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -241,48 +259,44 @@ def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
     )
 
 
-def _written(contract: Contract, taps: bool) -> Contract:
-    """The contract as the file has it: without the taps, where it has the maps alone."""
-    if taps:
-        return contract
-    alone = _serve(contract, ())
-    methods: dict[str, tuple[str, ...]] = {m: (map_name(m),) for m in contract.methods}
+def _maps_alone(contract: Contract) -> Contract:
+    """The contract of the same graph without what the maps are made of."""
     return dataclasses.replace(
-        alone, methods=methods, maps=contract.maps, rules=contract.rules, target=contract.target
+        _serve(contract, ()),
+        methods={method: (map_name(method),) for method in contract.methods},
+        maps=contract.maps,
+        rules=contract.rules,
+        target=contract.target,
     )
 
 
-def _build(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
-    """The explained graph of a contract, with the taps that it names or with the maps alone."""
+def _build(model: ir.Model, contract: Contract) -> ir.Model:
+    """The explained graph of a contract."""
     if contract.input.multiple is None:
-        explained = _build_for(model, contract, taps)
+        explained = _build_for(model, contract)
     else:
         explained = for_any_size(
-            lambda size: _build_for(model, contract.at(size), taps),
+            lambda size: _build_for(model, contract.at(size)),
             contract.input.name,
             contract.input.multiple,
         )
-    explained.metadata_props[KEY] = _written(contract, taps).to_json()
+    explained.metadata_props[KEY] = contract.to_json()
     return explained
 
 
-def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
+def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     """The explained graph for pictures of the contract's size."""
     model = model.clone()
     graph = model.graph
     found = analyse(model, contract.logits, contract.input.size)
-    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
-        raise UnsupportedModelError(
-            f"a grid of {found.tokens.grid} at {found.size[0]}x{found.size[1]} pixels; expected "
-            f"{contract.tokens.grid}, as many as at other sizes; export the model for one size"
-        )
+    _check_size(found, contract)
     _record_shapes(found)
-    _free_names(graph, contract)
+    free_names(graph, {*_order(contract), TARGET})
     b = Builder(graph, dict(found.facts))
     outputs: dict[str, Tensor] = {}
-    for i, (layer, own) in enumerate(zip(contract.layers, found.layers, strict=True)):
+    for i, (layer, taps) in enumerate(zip(contract.layers, found.layers, strict=True)):
         if layer.attention:
-            outputs[attention_name(i)] = _joined(b, [b.of(t.value) for t in own], own)
+            outputs[attention_name(i)] = _joined(b, [b.of(t.value) for t in taps], taps)
     if any(POOLING in names for names in contract.methods.values()):
         assert found.pool is not None
         outputs[POOLING] = _joined(b, [b.of(found.pool.value)], [found.pool])
@@ -290,7 +304,7 @@ def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
         outputs[FEATURES] = _joined(b, [b.of(f.value) for f in found.features], found.features)
     walks = [(rules, sought) for rules, sought in _walks(contract, found) if sought]
     if walks:
-        seed = Cotangent(_one_hot(b, b.of(found.logits), _target(graph)))
+        seed = Cotangent(one_hot(b, b.of(found.logits), add_target(graph)))
     for rules, sought in walks:
         values = {part.value for parts in sought.values() for part in parts}
         try:
@@ -313,14 +327,13 @@ def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
             outputs[name] = _joined(b, results, parts)
             if name == TOKEN_WEIGHTS:
                 outputs[name] = token_weights(b, outputs[name])
-    maps = {
+    outputs |= {
         map_name(method): draw(b, contract, outputs, method, options)
         for method, options in contract.maps.items()
     }
-    outputs = {**outputs, **maps} if taps else maps
     for name in sorted(outputs, key=_order(contract).index):
-        _emit(b, name, outputs[name])
-    _sort(graph)
+        emit(b, name, outputs[name])
+    target_last(graph)
     RemoveUnusedNodesPass()(model)
     for node in graph:  # shapes of inner values are a third of what is added, and can be inferred
         for value in node.outputs:
@@ -332,18 +345,28 @@ def _build_for(model: ir.Model, contract: Contract, taps: bool) -> ir.Model:
     return model
 
 
-def _sort(graph: ir.Graph) -> None:
-    """Puts what depends on the class last.
+def _check_size(found: Structure, contract: Contract) -> None:
+    """Refuses a graph for any size that is not at this one what the contract, of another, says.
 
-    onnxruntime computes first what stands last of a node's operands: so what the walks need of the
-    forward pass (slopes, denominators) is computed when they come to need it, not all of it before.
+    Raises:
+        UnsupportedModelError: The grid, or the tokens that the head reads, do not follow the size.
     """
-    for value in graph.inputs:
-        if value.name == TARGET:
-            late = dependents(graph, value)
-            for node in [node for node in graph if not late.isdisjoint(node.outputs)]:
-                graph.remove(node)
-                graph.append(node)
+    if contract.input.multiple is None:
+        return  # whatever the caller says overrides what is found
+    size = f"{found.size[0]}x{found.size[1]} pixels"
+    if found.tokens is not None and found.tokens.grid != contract.tokens.grid:
+        raise UnsupportedModelError(
+            f"a grid of {found.tokens.grid} at {size}; expected {contract.tokens.grid}, as many as "
+            "at other sizes; export the model for one size"
+        )
+    read, expected = found.readout, contract.readout
+    if read is None or expected is None or read.kind != expected.kind:
+        return
+    if read.ranges != expected.ranges:
+        raise UnsupportedModelError(
+            f"the head reads tokens {read.ranges} at {size}; expected {expected.ranges}, which "
+            "follow the grid; export the model for one size"
+        )
 
 
 def _walks(
@@ -402,24 +425,6 @@ def _record_shapes(found: Structure) -> None:
             value.shape = symbolic(fact.shape)
 
 
-def _free_names(graph: ir.Graph, contract: Contract) -> None:
-    """Renames inner values of the model that bear a name which the contract gives to an output."""
-    reserved = {*_order(contract), TARGET}
-    for value in [*graph.inputs, *graph.outputs, *graph.initializers.values()]:
-        if value.name in reserved:
-            raise UnsupportedModelError(
-                f"the model has an input, output or weight named {value.name}, which an explained "
-                "model uses otherwise; rename it"
-            )
-    names = {value.name for node in graph for value in node.outputs}
-    for node in graph:
-        for value in node.outputs:
-            if value.name in reserved:
-                value.name = next(
-                    name for i in itertools.count() if (name := f"{value.name}/{i}") not in names
-                )
-
-
 def _joined(b: Builder, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
     """The tensors of an output with the axes that the contract promises: the heads of attentions
     side by side, or the features of each token, one after the other."""
@@ -429,35 +434,3 @@ def _joined(b: Builder, tensors: Sequence[Tensor], parts: Sequence[Part]) -> Ten
         for x, layout in zip(tensors, layouts, strict=True)
     ]
     return b.concat(turned, 1 if len(layouts[0].shape) == 4 else 2)
-
-
-def _target(graph: ir.Graph) -> Tensor:
-    """The optional input: an initializer of the same name makes -1 its default."""
-    value = ir.Value(
-        name=TARGET,
-        type=ir.TensorType(ir.DataType.INT64),
-        shape=ir.Shape(["targets"]),
-        const_value=ir.tensor(np.array([-1], np.int64), name=TARGET),
-    )
-    graph.inputs.append(value)
-    graph.register_initializer(value)
-    return Tensor(value, (1,), ir.DataType.INT64)
-
-
-def _one_hot(b: Builder, logits: Tensor, target: Tensor) -> Tensor:
-    """1 at each image's class, the argmax where the target is negative; [batch, classes]."""
-    batch, classes = logits.shape
-    assert isinstance(classes, int)
-    best = b.op("ArgMax", [logits], (batch,), ir.DataType.INT64, axis=1, keepdims=0)
-    chosen = b.where(b.compare("Less", target, 0), best, target)
-    indices = b.constant(np.arange(classes, dtype=np.int64))
-    return b.cast(b.compare("Equal", b.unsqueeze(chosen, 1), indices), logits.dtype)
-
-
-def _emit(b: Builder, name: str, tensor: Tensor) -> None:
-    """Makes a tensor an output of the graph under `name`."""
-    value = tensor.value
-    if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
-        tensor = b.op("Identity", [tensor], tensor.shape)
-    b.rename(tensor, name)
-    b.graph.outputs.append(tensor.value)

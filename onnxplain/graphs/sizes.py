@@ -112,7 +112,8 @@ class _Union:
                 if len({self.places[value] for value in known}) > 1:
                     raise _differ(f"input {i} of node {node.name} ({node.op_type})")
                 continue
-            tensors = [v.const_value for v in known if v not in self.places and v.const_value]
+            tensors = [v.const_value for v in known if v not in self.places]
+            tensors = [tensor for tensor in tensors if tensor is not None]
             if len(tensors) < len(known):
                 raise _differ(f"input {i} of node {node.name} ({node.op_type})")
             if any(tensor is not tensors[0] for tensor in tensors):
@@ -147,7 +148,7 @@ class _Union:
         if key not in self.made:
             terms = self._op("Mul", [self._constant(numbers), self._terms()])
             value = self._op("ReduceSum", [terms, self._constant(np.array([-1]))], keepdims=0)
-            if dtype.kind == "f":
+            if dtype != np.int64:
                 to = ir.DataType.from_numpy(dtype)
                 value = self._op("Cast", [value], to=int(to))
             if inverse:
