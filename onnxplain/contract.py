@@ -10,9 +10,9 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS
@@ -46,7 +46,7 @@ class Source:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
     """Both, of an image size that is given as both or as one number of pixels.
 
     Raises:
@@ -55,7 +55,7 @@ def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
     try:
         if isinstance(size, set | dict | bytes | bool):
             raise TypeError
-        height, width = (size, size) if hasattr(size, "__index__") else size
+        height, width = size if isinstance(size, Iterable) else (size, size)
         sides = operator.index(height), operator.index(width)
         if not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE:
             raise ValueError
@@ -90,7 +90,7 @@ class ImageInput:
     interpolation: str = "bicubic"
     color_order: str = "RGB"
 
-    def at(self, size: int | Sequence[int]) -> ImageInput:
+    def at(self, size: SupportsIndex | Iterable[SupportsIndex]) -> ImageInput:
         """The input for pictures of another size.
 
         Args:
@@ -196,7 +196,7 @@ class Contract:
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
     format: int = FORMAT
 
-    def at(self, size: int | Sequence[int]) -> Contract:
+    def at(self, size: SupportsIndex | Iterable[SupportsIndex]) -> Contract:
         """The contract for pictures of another size: its grid, and the tokens that are read.
 
         Args:

@@ -227,7 +227,7 @@ def test_a_model_of_one_size_says_so(tmp_path: Path) -> None:
     module = timm.create_model("vit_small_patch16_dinov3", img_size=64, **size)
     with pytest.raises(ox.ModelError, match="dynamic_size=False exports for one"):
         ox.export(module, tmp_path / "x.onnx", dynamic_size=True, verify=False)
-    with pytest.raises(ox.InputError, match="image_size 90x90.* a multiple of 16x16"):
+    with pytest.raises(ox.InputError, match=r"image_size 90x90.* a multiple of 16x16"):
         ox.export("test_vit", tmp_path / "x.onnx", image_size=90, dynamic_size=True)
     assert not any(tmp_path.iterdir())
 

@@ -101,9 +101,8 @@ def to_onnx(
             if multiple is not None:
                 recorded = torch.export.export(frozen, (example,), dynamic_shapes=(axes,))
                 # At yet another size: it raises where the first one became a constant.
-                recorded.module()(
-                    torch.zeros(1, 3, *(a + b for a, b in zip(image_size, multiple, strict=True)))
-                )
+                height, width = image_size
+                recorded.module()(torch.zeros(1, 3, height + multiple[0], width + multiple[1]))
             program = torch.onnx.export(
                 recorded,
                 (example,),
