@@ -8,7 +8,7 @@ demo: .venv-demo/installed
 	.venv-demo/bin/onnxplain demo -o demo-out
 
 test: .venv-test/installed lint
-	.venv-test/bin/python -m pytest
+	.venv-test/bin/python -m pytest -n 2 --dist loadfile
 
 lint: .venv-test/installed
 	.venv-test/bin/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -382,10 +383,12 @@ def _sized(text: str | None) -> dict[str, Any]:
 
 
 def _size(text: str) -> tuple[int, int]:
-    height, _, width = text.lower().partition("x")
-    if not (height.isdecimal() and (width or height).isdecimal() and int(height)):
-        raise InputError(f"--img-size {text!r}: expected pixels, 224, or height x width, 384x192")
-    return int(height), int(width or height)
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", text, re.ASCII)
+    if match is None:
+        raise InputError(
+            f"--img-size {text[:20]!r}: expected pixels, 224, or height x width, 384x192"
+        )
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _triple(text: str, option: str) -> tuple[float, float, float]:

@@ -10,9 +10,9 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsIndex
 
 from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
@@ -32,6 +32,7 @@ __all__ = [
 
 KEY = "onnxplain"
 FORMAT = 1
+LARGEST_SIDE = 2**15  # pixels
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 
 
@@ -45,19 +46,24 @@ class Source:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
+def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
     """Both, of an image size that is given as both or as one number of pixels.
 
     Raises:
         InputError: It is neither.
     """
     try:
-        height, width = (size, size) if isinstance(size, int) else size
-        if min(operator.index(height), operator.index(width)) < 1:
+        if isinstance(size, set | dict | bytes | bool):
+            raise TypeError
+        height, width = size if isinstance(size, Iterable) else (size, size)
+        sides = operator.index(height), operator.index(width)
+        if not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE:
             raise ValueError
     except (TypeError, ValueError):
-        raise InputError(f"image size {size!r}: expected pixels or (height, width)") from None
-    return operator.index(height), operator.index(width)
+        raise InputError(
+            f"image size {size!r}: expected pixels or (height, width), up to {LARGEST_SIDE}"
+        ) from None
+    return sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +90,7 @@ class ImageInput:
     interpolation: str = "bicubic"
     color_order: str = "RGB"
 
-    def at(self, size: int | Sequence[int]) -> ImageInput:
+    def at(self, size: SupportsIndex | Iterable[SupportsIndex]) -> ImageInput:
         """The input for pictures of another size.
 
         Args:
@@ -99,7 +105,8 @@ class ImageInput:
         if self.multiple is None:
             raise InputError(
                 f"{height}x{width} pixels: this file is made for {self.size[0]}x{self.size[1]} "
-                "and no other size; export the model for that size, or with dynamic_size=True"
+                "and no other size; export the model for that size, or for any (dynamic_size=True, "
+                "--dynamic-size)"
             )
         high, wide = self.multiple
         if height % high or width % wide:
@@ -190,7 +197,7 @@ class Contract:
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
     format: int = FORMAT
 
-    def at(self, size: int | Sequence[int]) -> Contract:
+    def at(self, size: SupportsIndex | Iterable[SupportsIndex]) -> Contract:
         """The contract for pictures of another size: its grid, and the tokens that are read.
 
         Args:
@@ -241,7 +248,7 @@ class Contract:
             )
         try:
             return _contract(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ContractError(
                 f"{where}: the contract is damaged ({type(error).__name__}: {error}); "
                 "make the file again"
@@ -260,17 +267,44 @@ def _triple(value: Any) -> tuple[float, float, float]:
     return first, second, third
 
 
+def _check_kinds(contract: Contract) -> None:
+    """That names are text and counts are counts.
+
+    Raises:
+        ValueError: What is not.
+    """
+    image, source = contract.input, contract.source
+    texts = [image.name, image.layout, image.crop_mode, image.interpolation, image.color_order]
+    texts += [contract.logits, source.name, source.framework, *contract.tokens.prefix]
+    texts += [*(contract.labels or ()), *(contract.graphs or {}).values()]
+    texts += [] if contract.target is None else [contract.target]
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"{text!r} where a name should be")
+    counts = [contract.classes, *([] if image.batch is None else [image.batch])]
+    for number in (*counts, *(layer.heads for layer in contract.layers)):
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{number!r} where a count should be")
+    for record in (source.versions, contract.rules, contract.verification or {}):
+        if not isinstance(record, dict):
+            raise ValueError(f"{record!r} where names and values should be")
+    if image.color_order not in ("RGB", "BGR"):
+        raise ValueError(f"color_order {image.color_order!r}")
+
+
 def _check(contract: Contract) -> None:
     """What a reader relies on, so that a damaged contract is said to be one.
 
     Raises:
         ValueError: What does not fit.
     """
+    _check_kinds(contract)
     image, count = contract.input, contract.tokens.count
     if contract.labels is not None and len(contract.labels) != contract.classes:
         raise ValueError(f"{len(contract.labels)} labels for {contract.classes} classes")
     numbers = (*image.mean, *image.std, image.crop_pct)
-    if not all(map(math.isfinite, numbers)) or min(*image.std, image.crop_pct) <= 0:
+    usual = all(map(math.isfinite, numbers)) and min(*image.std, image.crop_pct) > 0
+    if not usual or not 1e-3 <= image.crop_pct <= 1e3:
         raise ValueError(f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}")
     if count > image.size[0] * image.size[1] + len(contract.tokens.prefix):
         raise ValueError(f"{count} tokens for {image.size[0]}x{image.size[1]} pixels")
@@ -285,8 +319,8 @@ def _check(contract: Contract) -> None:
         )
     ):
         raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
-    if not isinstance(contract.logits, str):
-        raise ValueError(f"logits {contract.logits!r}")
+    if image.multiple is not None and contract.tokens.patch is not None:
+        raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
     if contract.precision not in PRECISIONS:
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
@@ -317,6 +351,8 @@ def _check(contract: Contract) -> None:
             raise ValueError(f"{method} without attention layers")
         if set(names) != expected:
             raise ValueError(f"{method} reads {', '.join(sorted(expected ^ set(names)))}")
+        if needs.takes_target(readout) and contract.target is None:
+            raise ValueError(f"{method} without a target")
 
 
 def _contract(data: dict[str, Any]) -> Contract:

@@ -28,6 +28,7 @@ from onnxplain.cli import app
 from onnxplain.contract import Contract, Readout, Tokens
 from onnxplain.export import verify
 from onnxplain.export.plain import inference_form, to_onnx
+from onnxplain.export.timm_models import dynamic_arguments
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import torch_taps
 from onnxplain.export.verify import TOLERANCE, relative_difference
@@ -203,12 +204,38 @@ def test_tokens_and_readout_follow_the_size() -> None:
         ((0, 4), "expected pixels or (height, width)"),
         ((4,), "expected pixels or (height, width)"),
         (7, "7x7 pixels"),
+        (64.0, "image size 64.0: expected pixels or (height, width)"),
+        ({4, 8}, "expected pixels or (height, width)"),
+        (True, "image size True: expected pixels"),
+        (10**6, "up to 32768"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused(size: Any, message: str) -> None:
     with pytest.raises(ox.InputError) as caught:
         _contract().at(size)
     assert message in str(caught.value)
+
+
+def test_sizes_of_numpy_are_sizes() -> None:
+    assert _contract().at(np.int64(8)).input.size == (8, 8)
+    assert _contract().at(np.array([8, 16])).input.size == (8, 16)
+
+
+def test_a_model_of_one_size_says_so(tmp_path: Path) -> None:
+    # Rotary embeddings whose grid torch records as a constant: found before anything is compared.
+    size: dict[str, Any] = {"depth": 1, "embed_dim": 48, "num_heads": 3, "num_classes": 3}
+    module = timm.create_model("vit_small_patch16_dinov3", img_size=64, **size)
+    with pytest.raises(ox.ModelError, match="dynamic_size=False exports for one"):
+        ox.export(module, tmp_path / "x.onnx", dynamic_size=True, verify=False)
+    with pytest.raises(ox.InputError, match=r"image_size 90x90.* a multiple of 16x16"):
+        ox.export("test_vit", tmp_path / "x.onnx", image_size=90, dynamic_size=True)
+    assert not any(tmp_path.iterdir())
+
+
+def test_networks_without_the_argument_need_none() -> None:
+    arguments = {"num_classes": 3}
+    assert dynamic_arguments("poolformer_s12", arguments) == arguments
+    assert dynamic_arguments("test_vit", arguments) == arguments | {"dynamic_img_size": True}
 
 
 def test_a_file_for_one_size_says_which(toy_file: Callable[..., Path]) -> None:

@@ -105,7 +105,8 @@ def test_a_small_model_keeps_its_blocks() -> None:
 
 def test_a_picture_is_small_where_the_model_takes_it() -> None:
     assert plan("resnet18")["size"] == 128
-    assert plan("resmlp_12_224")["size"] == 224
+    assert plan("resmlp_12_224")["arguments"] == {"num_classes": 10, "img_size": 128}
+    assert plan("vgg11")["size"] == 224
     assert plan("davit_base_fl")["size"] == 288
 
 

@@ -97,8 +97,14 @@ def to_onnx(
     example = torch.zeros(2, 3, *image_size)
     with inference_form(module) as frozen, _quiet():
         try:
+            recorded: Any = frozen
+            if multiple is not None:
+                recorded = torch.export.export(frozen, (example,), dynamic_shapes=(axes,))
+                # At yet another size: it raises where the first one became a constant.
+                height, width = image_size
+                recorded.module()(torch.zeros(1, 3, height + multiple[0], width + multiple[1]))
             program = torch.onnx.export(
-                frozen,
+                recorded,
                 (example,),
                 dynamo=True,
                 opset_version=opset,
@@ -192,9 +198,9 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns about its own internals; nothing of it is for our users."""
+    """The exporter tells of its own internals; what is for our users, it raises."""
     previous = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -75,12 +76,17 @@ def _create(
         try:
             return timm.create_model(name, img_size=image_size, **model_kwargs)
         except TypeError as error:
-            if "unexpected keyword argument 'img_size'" not in str(error):
+            if not _does_not_know("img_size", error):
                 raise
             return timm.create_model(name, **model_kwargs)  # it takes pictures of any size
     except Exception as error:  # constructors, configurations and downloads raise anything
         kind = ModelError if remote or model_kwargs.get("pretrained") else InputError
         raise kind(f"timm cannot build {name}: {one_line(error)}") from error
+
+
+def _does_not_know(argument: str, error: Exception) -> bool:
+    words = re.findall(r"'(\w+)'", str(error))
+    return isinstance(error, TypeError) and "unexpected keyword" in str(error) and argument in words
 
 
 _SOURCES = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -162,13 +168,13 @@ def dynamic_arguments(name: str, model_kwargs: Mapping[str, Any]) -> dict[str, A
     try:
         with torch.device("meta"):
             timm.create_model(name, **{**wider, "pretrained": False})
-    except TypeError as error:
-        if "unexpected keyword argument 'dynamic_img_size'" not in str(error):
-            raise
-        return dict(model_kwargs)
-    except Exception:  # what else is wrong, `build` says
-        return wider
+    except Exception as error:
+        # What else is wrong, `build` says.
+        return dict(model_kwargs) if _does_not_know("dynamic_img_size", error) else wider
     return wider
+
+
+_ROUND = 2**9 * 3 * 5 * 7
 
 
 def multiple_of(module: torch.nn.Module, size: tuple[int, int]) -> tuple[int, int]:
@@ -179,8 +185,10 @@ def multiple_of(module: torch.nn.Module, size: tuple[int, int]) -> tuple[int, in
         InputError: `size` is no such multiple.
     """
     tokens, stages = token_layout(module, size), getattr(module, "feature_info", None)
-    if tokens is not None:
-        high, wide = (max(1, a // b) for a, b in zip(size, tokens["grid"], strict=True))
+    if tokens is not None:  # at a size that patches of any size divide
+        patches: Any = module.patch_embed
+        rows, columns = patches.dynamic_feat_size((_ROUND, _ROUND))
+        high, wide = _ROUND // int(rows), _ROUND // int(columns)
     else:
         high = wide = int(stages[-1]["reduction"]) if stages else 32
     if size[0] % high or size[1] % wide:

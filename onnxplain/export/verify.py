@@ -148,7 +148,13 @@ def _differences(
             raise VerificationError(
                 f"torch shows no {name} to compare with; export without verification (verify=False)"
             )
-        difference = relative_difference(found, (sought if name in sought else expected)[name])
+        reference = (sought if name in sought else expected)[name]
+        if not np.isfinite(reference).all():
+            raise VerificationError(
+                f"{name} is not finite in torch: a weight must be NaN, infinite or far too large; "
+                "nothing was written"
+            )
+        difference = relative_difference(found, reference)
         if not difference <= TOLERANCE:  # NaN too
             raise VerificationError(
                 f"{name} differs from torch by {difference:.2g} of its largest value, "

@@ -88,7 +88,7 @@ def analyse(
     if size is None:
         raise UnsupportedModelError(
             f"input {image.name} has shape {image.shape}; give the size that pictures are brought "
-            'to, as in contract={"input": {"size": [224, 224]}}'
+            'to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
     facts = infer(model, image, size)
     batch = facts[image].shape[0]

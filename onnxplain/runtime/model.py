@@ -55,6 +55,12 @@ class _Graph:
                 f"{self.path}: the contract names the input {contract.input.name!r}, the graph has "
                 f"{_some(sorted(self.takes))}; make the file again"
             )
+        of_class = any("gradient" in name or "relevance" in name for name in self.outputs)
+        if of_class and contract.target not in self.takes:
+            raise ContractError(
+                f"{self.path}: the contract names the target {contract.target!r}, the graph has "
+                f"{_some(sorted(self.takes))}; make the file again"
+            )
 
 
 class Model:

@@ -226,13 +226,15 @@ def _prepared_pixels(pixels: NDArray[np.float32], spec: ImageInput) -> Prepared:
 
 def _checked(pixels: NDArray[Any], spec: ImageInput) -> NDArray[np.float32]:
     height, width = spec.size
-    if pixels.ndim == 4 and pixels.size and spec.multiple is not None:
+    if pixels.ndim == 4 and pixels.shape[1] == 3 and pixels.size and spec.multiple is not None:
         height, width = spec.at(pixels.shape[2:]).size
     if pixels.ndim != 4 or pixels.shape[1:] != (3, height, width) or not len(pixels):
         raise InputError(
             f"pixel values of shape {list(pixels.shape)}, expected [B, 3, {height}, {width}] "
             "normalised; pictures are uint8 [H, W, 3]"
         )
+    with np.errstate(over="ignore"):  # said below
+        pixels = pixels.astype(np.float32, copy=False)
     if not np.isfinite(pixels).all():
         raise InputError("the pixel values hold NaN or infinite values")
-    return pixels.astype(np.float32, copy=False)
+    return pixels
