@@ -18,6 +18,24 @@ import typer
 import onnxplain
 from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
 from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.options import (
+    Alpha,
+    Colormap,
+    Debug,
+    Device,
+    DiscardRatio,
+    Gamma,
+    HeadFusion,
+    ImageSize,
+    Json,
+    Labels,
+    Methods,
+    Model,
+    ModelOutput,
+    Outputs,
+    Precision,
+    StartLayer,
+)
 
 if TYPE_CHECKING:
     from onnxplain.graphs import Report
@@ -44,36 +62,6 @@ def _common(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None: ...
-
-
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
-ModelOutput = Annotated[
-    Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")
-]
-Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
-Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
-Outputs = Annotated[
-    Literal["taps", "maps", "both"],
-    typer.Option(help="maps: finished maps. taps: what they are made of."),
-]
-HeadFusion = Annotated[str | None, typer.Option(help="rollout: mean, max or min.")]
-DiscardRatio = Annotated[
-    float | None, typer.Option(help="rollout: share of lowest attention left out.")
-]
-StartLayer = Annotated[int | None, typer.Option(help="First layer that counts.")]
-ImageSize = Annotated[
-    str | None,
-    typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
-]
-Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
-Precision = Annotated[
-    Literal["fp32", "fp16"], typer.Option(help="fp16: weights of half the size. Computes in fp32.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
-Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
-Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
-Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
 
 
 @app.command("export")
@@ -104,6 +92,7 @@ def _export(
     debug: Debug = False,
 ) -> None:
     """Export a timm model to an explained ONNX file. Needs the extra `export`."""
+    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     options = _given(num_classes=num_classes, pretrained=pretrained or None)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
         report = onnxplain.export(
@@ -117,9 +106,7 @@ def _export(
             gamma=gamma,
             dynamic_size=dynamic_size or None,
             outputs=outputs,
-            map_options=_given(
-                head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
-            ),
+            map_options=maps,
             precision=precision,
             **options,
         )
@@ -157,6 +144,7 @@ def _instrument(
         crop_pct=crop_pct,
         interpolation=interpolation,
     )
+    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     report = onnxplain.instrument(
         source,
         output,
@@ -166,9 +154,7 @@ def _instrument(
         preprocessing=preprocessing or None,
         gamma=gamma,
         outputs=outputs,
-        map_options=_given(
-            head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer
-        ),
+        map_options=maps,
         precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):

@@ -31,6 +31,7 @@ from onnxplain.graphs.interface import (
 from onnxplain.graphs.maps import draw, options_of
 from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
+from onnxplain.graphs.selection import maps_alone, with_methods
 from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
@@ -93,8 +94,8 @@ class Explained:
             made_of = {name for names in own.methods.values() for name in names}
             for value in [v for v in model.graph.outputs if v.name in made_of]:
                 model.graph.outputs.remove(value)
-            model.metadata_props[KEY] = _maps_alone(own).to_json()
-        contract = dataclasses.replace(_maps_alone(self.contract), graphs=self.contract.graphs)
+            model.metadata_props[KEY] = maps_alone(own).to_json()
+        contract = dataclasses.replace(maps_alone(self.contract), graphs=self.contract.graphs)
         return dataclasses.replace(self, contract=contract)
 
 
@@ -160,7 +161,7 @@ def explain(
         base = dataclasses.replace(base, maps=maps)
     elif options:
         raise InputError(f"{', '.join(options)} without maps; expected outputs maps or both")
-    whole = _serve(base, chosen)
+    whole = with_methods(base, chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
     models: dict[str, ir.Model] = {}
@@ -172,7 +173,7 @@ def explain(
             own = tuple(method for method in chosen if method in methods_of_kind)
             if own not in seen and (own or kind == "plain"):
                 seen.add(own)
-                models[kind] = _build(model, _serve(base, own))
+                models[kind] = _build(model, with_methods(base, own))
         graphs = {kind: f"{kind}.onnx" for kind in models}
         whole = dataclasses.replace(whole, graphs=graphs)
     explained = Explained(whole, models, source_bytes)
@@ -225,49 +226,6 @@ def _known(model: ir.Model) -> dict[str, Any]:
     image = {k: v for k, v in dataclasses.asdict(own.input).items() if k not in FOUND}
     image |= {"size": own.input.size}
     return {"input": image, "labels": own.labels, "tokens": {"prefix": own.tokens.prefix}}
-
-
-def _serve(contract: Contract, methods: tuple[str, ...]) -> Contract:
-    """The contract of a graph that has the outputs of `methods` and no others."""
-    count = len(contract.layers)
-    needed = {method: METHODS[method].outputs(count, contract.readout) for method in methods}
-    outputs = {name for names in needed.values() for name in names}
-
-    def present(name: str) -> str | None:
-        return name if name in outputs else None
-
-    return dataclasses.replace(
-        contract,
-        methods=needed,
-        layers=tuple(
-            dataclasses.replace(
-                layer,
-                attention=present(attention_name(i)),
-                gradient=present(attention_gradient_name(i)),
-                relevance=present(attention_relevance_name(i)),
-                relevance_lrp=present(attention_relevance_lrp_name(i)),
-            )
-            for i, layer in enumerate(contract.layers)
-        ),
-        features=present(FEATURES),
-        features_gradient=present(FEATURES_GRADIENT),
-        rules={m: rules for m, rules in contract.rules.items() if m in methods},
-        maps={m: options for m, options in contract.maps.items() if m in methods},
-        input_relevance=present(INPUT_RELEVANCE),
-        input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
-        target=TARGET if any(METHODS[m].takes_target(contract.readout) for m in methods) else None,
-    )
-
-
-def _maps_alone(contract: Contract) -> Contract:
-    """The contract of the same graph without what the maps are made of."""
-    return dataclasses.replace(
-        _serve(contract, ()),
-        methods={method: (map_name(method),) for method in contract.methods},
-        maps=contract.maps,
-        rules=contract.rules,
-        target=contract.target,
-    )
 
 
 def _build(model: ir.Model, contract: Contract) -> ir.Model:
