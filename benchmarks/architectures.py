@@ -93,6 +93,9 @@ def group() -> list[dict[str, Any]]:
     )
 
 
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv_transpose2d)
+
+
 class _Mixing(TorchFunctionMode):
     """What mixes tokens: shapes of what softmax gives along the last axis, also within fused
     attention, and kernels of the convolutions behind the first of these."""
@@ -109,7 +112,7 @@ class _Mixing(TorchFunctionMode):
         elif func is F.scaled_dot_product_attention:
             query, key = args[:2]
             self.shapes.append((*query.shape[:-1], key.shape[-2]))
-        elif func in (torch.conv1d, torch.conv2d) and self.shapes:
+        elif func in _CONVOLUTIONS and self.shapes:
             weight = args[1] if len(args) > 1 else (kwargs or {})["weight"]
             self.kernels.append(tuple(weight.shape[2:]))
         return result
