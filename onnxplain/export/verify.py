@@ -15,13 +15,14 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 import torch.nn.functional as F
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import Contract
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.export.plain import inference_form, one_line
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import TorchTaps, torch_taps
+from onnxplain.graphs.interface import drop_outputs
+from onnxplain.graphs.relevance import TINY
 from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,
@@ -37,7 +38,6 @@ __all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "torch_runs", "
 
 BATCHES = (1, 2)
 TOLERANCE = 1e-4
-TINY = 1e-37
 # What these names begin with; maps are made of what is compared, or of relevance.
 UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""))
 
@@ -292,9 +292,7 @@ def _named(taps: TorchTaps, contract: Contract) -> dict[str, np.ndarray]:
 def _without_relevance(path: Path) -> Path:
     """The file with the same graph for everything else, beside it."""
     model = ir.load(path)
-    for value in [v for v in model.graph.outputs if str(v.name).startswith(UNCOMPARED)]:
-        model.graph.outputs.remove(value)
-    RemoveUnusedNodesPass()(model)
+    drop_outputs(model, lambda name: name.startswith(UNCOMPARED))
     rest = path.with_stem(f"{path.stem}-compared")
     ir.save(model, rest)
     return rest

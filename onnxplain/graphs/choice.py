@@ -54,6 +54,7 @@ def refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
     """Methods that are not defined for the model, each with the reason."""
     reasons: dict[str, str] = {}
     pixels = "its rules are for transformers with attention of every token to every token"
+    unruled = None if found.no_attention else _without_rule(found)
     for method, needs in METHODS.items():
         if found.no_attention is not None and not needs.features:
             reasons[method] = pixels if needs.pixels else found.no_attention
@@ -66,10 +67,10 @@ def refusals(found: Structure, readout: Readout | None) -> dict[str, str]:
                 "stands for it; to choose one, give "
                 'contract={"readout": {"kind": "cls", "ranges": [[0, 1]]}}'
             )
-        if needs.pixels and (node := _without_rule(found)) is not None:
+        if needs.pixels and unruled is not None:
             reasons[method] = (
-                f"node {node.name}: operator {node.op_type} lies between the pixels and the logits "
-                "and has no relevance rule"
+                f"node {unruled.name}: operator {unruled.op_type} lies between the pixels and the "
+                "logits and has no relevance rule"
             )
     return reasons
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.interface import (
     TARGET,
     add_target,
+    drop_outputs,
     emit,
     free_names,
     one_hot,
@@ -80,23 +81,23 @@ class Explained:
 
     def with_verification(self, verification: Mapping[str, Any]) -> Explained:
         """The same graphs, with the measured differences in every contract."""
-        for model in self.models.values():
-            own = Contract.from_json(model.metadata_props[KEY])
-            own = dataclasses.replace(own, verification=dict(verification))
-            model.metadata_props[KEY] = own.to_json()
-        contract = dataclasses.replace(self.contract, verification=dict(verification))
-        return dataclasses.replace(self, contract=contract)
+        return self.with_contracts(
+            lambda contract: dataclasses.replace(contract, verification=dict(verification))
+        )
 
     def maps_alone(self) -> Explained:
         """The same graphs without the outputs that their maps are made of."""
+        made_of = {name for names in self.contract.methods.values() for name in names}
+        for model in self.models.values():
+            drop_outputs(model, lambda name: name in made_of)
+        return self.with_contracts(maps_alone)
+
+    def with_contracts(self, change: Callable[[Contract], Contract]) -> Explained:
+        """The same graphs with every contract, their own and that of the whole, changed."""
         for model in self.models.values():
             own = Contract.from_json(model.metadata_props[KEY])
-            made_of = {name for names in own.methods.values() for name in names}
-            for value in [v for v in model.graph.outputs if v.name in made_of]:
-                model.graph.outputs.remove(value)
-            model.metadata_props[KEY] = maps_alone(own).to_json()
-        contract = dataclasses.replace(maps_alone(self.contract), graphs=self.contract.graphs)
-        return dataclasses.replace(self, contract=contract)
+            model.metadata_props[KEY] = change(own).to_json()
+        return dataclasses.replace(self, contract=change(self.contract))
 
 
 def explain(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.taps import dependents
 
-__all__ = ["TARGET", "add_target", "emit", "free_names", "one_hot", "target_last"]
+__all__ = ["TARGET", "add_target", "drop_outputs", "emit", "free_names", "one_hot", "target_last"]
 
 TARGET = "target"
 
@@ -68,6 +69,13 @@ def emit(b: Builder, name: str, tensor: Tensor) -> None:
         tensor = b.op("Identity", [tensor], tensor.shape)
     b.rename(tensor, name)
     b.graph.outputs.append(tensor.value)
+
+
+def drop_outputs(model: ir.Model, unwanted: Callable[[str], bool]) -> None:
+    """Removes the outputs with such names, and what was computed for them alone."""
+    for value in [v for v in model.graph.outputs if unwanted(str(v.name))]:
+        model.graph.outputs.remove(value)
+    RemoveUnusedNodesPass()(model)
 
 
 def target_last(graph: ir.Graph) -> None:

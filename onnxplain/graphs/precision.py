@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.contract import KEY, PRECISIONS, Contract
+from onnxplain.contract import PRECISIONS
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import Explained
 
@@ -74,15 +74,13 @@ def narrow(explained: Explained, *, lossless: bool = False) -> Explained:
                 kept[name] = None
         if casts:
             model.graph.insert_before(model.graph[0], casts)
-        own = Contract.from_json(model.metadata_props[KEY])
-        model.metadata_props[KEY] = dataclasses.replace(own, precision="fp16").to_json()
     if explained.contract.precision != "fp16" and all(t is None for t in tensors.values()):
         raise ModelError(
             "no weight of the model can be stored as float16: expected float32 matrices or kernels "
             "with values up to 65504; leave the precision at fp32"
         )
-    contract = dataclasses.replace(explained.contract, precision="fp16")
-    return dataclasses.replace(explained, contract=contract, kept_float32=tuple(kept))
+    explained = dataclasses.replace(explained, kept_float32=tuple(kept))
+    return explained.with_contracts(lambda own: dataclasses.replace(own, precision="fp16"))
 
 
 def _is_large(tensor: ir.TensorProtocol) -> bool:
