@@ -20,6 +20,7 @@ __all__ = [
     "attention_name",
     "attention_relevance_lrp_name",
     "attention_relevance_name",
+    "depends_on_class",
     "map_name",
 ]
 
@@ -83,8 +84,7 @@ class Needs:
     @property
     def class_specific(self) -> bool:
         """Whether the method itself depends on the class that is asked for."""
-        names = self.outputs(1)
-        return any("gradient" in name or "relevance" in name for name in names)
+        return any(map(depends_on_class, self.outputs(1)))
 
     def weights(self, readout: _Readout | None) -> str | None:
         """Name of the output with the weight of each token, where the row depends on the image."""
@@ -122,6 +122,15 @@ METHODS: dict[str, Needs] = {
     "lrp": Needs(pixels=INPUT_RELEVANCE),
 }
 """Every method and what it reads, cheapest first."""
+
+
+def depends_on_class(output: str) -> bool:
+    """Whether an output of this name is another for another class."""
+    needs = next((n for method, n in METHODS.items() if output == map_name(method)), None)
+    if needs is not None:
+        return needs.class_specific
+    return "gradient" in output or "relevance" in output or output == TOKEN_WEIGHTS
+
 
 ALIASES = {"relevance": "transformer_attribution"}
 """Other names under which the literature's code knows a method."""

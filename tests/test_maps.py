@@ -41,6 +41,11 @@ def plain(request: Any) -> ir.Model:
     return to_onnx(module, image_size=(size[0], size[1]))
 
 
+@pytest.fixture(scope="module")
+def vit() -> ir.Model:
+    return to_onnx(small_vit(), image_size=(32, 32))
+
+
 def _instrumented(plain: ir.Model, path: Path, **arguments: Any) -> Explainer:
     ox.instrument(plain, path, **arguments)
     return ox.Explainer(path, device="cpu")
@@ -120,15 +125,20 @@ def test_a_bundle_of_maps(tmp_path: Path) -> None:
         ({"map_options": {"start_layer": 1}}, "start_layer without maps"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    plain = to_onnx(small_vit(), image_size=(32, 32)) if not _PLAIN else _PLAIN[0]
-    _PLAIN[:] = [plain]
+def test_wrong_arguments(
+    vit: ir.Model, arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ox.InputError, match=message.replace("(", r"\(")):
-        ox.instrument(plain, tmp_path / "x.onnx", **arguments)
+        ox.instrument(vit, tmp_path / "x.onnx", **arguments)
     assert not any(tmp_path.iterdir())
 
 
-_PLAIN: list[ir.Model] = []
+def test_a_damaged_target_is_named(vit: ir.Model, tmp_path: Path) -> None:
+    ox.instrument(vit, tmp_path / "maps", outputs="maps", methods=["generic_attention"])
+    document = tmp_path / "maps" / "contract.json"
+    document.write_text(json.dumps({**json.loads(document.read_text()), "target": "class"}))
+    with pytest.raises(ox.ContractError, match="names the target 'class'"):
+        ox.Explainer(tmp_path / "maps", device="cpu").explain(np.zeros((1, 3, 32, 32), np.float32))
 
 
 def test_damaged_maps_are_named(plain: ir.Model, tmp_path: Path) -> None:
@@ -140,9 +150,8 @@ def test_damaged_maps_are_named(plain: ir.Model, tmp_path: Path) -> None:
             Contract.from_json(json.dumps({**text, "maps": maps}))
 
 
-def test_command_line(tmp_path: Path) -> None:
-    plain = to_onnx(small_vit(), image_size=(32, 32))
-    ir.save(plain, tmp_path / "plain.onnx")
+def test_command_line(vit: ir.Model, tmp_path: Path) -> None:
+    ir.save(vit, tmp_path / "plain.onnx")
     words = ["instrument", tmp_path / "plain.onnx", "-o", tmp_path / "maps.onnx"]
     words += ["--outputs", "maps", "--head-fusion", "max", "--methods", "rollout"]
     result = CliRunner().invoke(app, [str(word) for word in words])

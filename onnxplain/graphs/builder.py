@@ -47,7 +47,11 @@ class Builder:
         self.graph = graph
         self.facts = facts
         self._made: dict[Any, ir.Value] = {}
-        self._names = {v.name for v in facts}
+        self._names = {
+            *(v.name for v in graph.inputs),
+            *graph.initializers,
+            *(v.name for node in graph for v in node.outputs),
+        }
         self._fixed: dict[ir.Value, bool] = {}
         self._stacks: dict[ir.Value, tuple[list[Tensor], int]] = {}  # parts and axis of a Concat
 

@@ -20,6 +20,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.errors import UnsupportedModelError
+from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.shapes import Facts
 
 __all__ = ["for_any_size"]
 
@@ -60,20 +62,21 @@ class _Union:
         self.image = next(v for v in self.graph.inputs if v.name == image)
         self.multiple = multiple
         self.places: dict[ir.Value, tuple[object, ...]] = {}  # where a value comes from
-        self.made: dict[tuple[object, ...], ir.Value] = {}
-        self.nodes: list[ir.Node] = []  # what is computed from the size, in order
+        self.b = Builder(self.graph, {self.image: Facts((), ir.DataType.FLOAT)})
 
     def write(self) -> None:
+        before = self.graph[0]
         for values in _together("inputs", [g.inputs for g in self.graphs]):
             self._pair("input", values)
+        count = len(self.graph)
         for nodes in _together("nodes", self.graphs):
             self._node(nodes)
+        for node in list(self.graph)[count:]:  # what is computed from the size comes first
+            self.graph.remove(node)
+            self.graph.insert_before(before, node)
         for values in _together("outputs", [g.outputs for g in self.graphs]):
             if len({self.places[v] for v in values}) > 1:
                 raise _differ(f"output {values[0].name}")
-        if self.nodes:
-            first = self.graph[0]
-            self.graph.insert_before(first, self.nodes)
 
     def _pair(self, place: object, values: Sequence[ir.Value]) -> None:
         for value in values:
@@ -144,49 +147,17 @@ class _Union:
         )
 
     def _expression(self, numbers: np.ndarray, dtype: np.dtype, inverse: bool) -> ir.Value:
-        key = ("numbers", numbers.shape, numbers.tobytes(), dtype.str, inverse)
-        if key not in self.made:
-            terms = self._op("Mul", [self._constant(numbers), self._terms()])
-            value = self._op("ReduceSum", [terms, self._constant(np.array([-1]))], keepdims=0)
-            if dtype != np.int64:
-                to = ir.DataType.from_numpy(dtype)
-                value = self._op("Cast", [value], to=int(to))
-            if inverse:
-                value = self._op("Reciprocal", [value])
-            self.made[key] = value
-        return self.made[key]
+        b = self.b
+        value = b.sum(b.mul(b.constant(numbers), self._terms()), [-1], keepdims=False)
+        value = b.cast(value, ir.DataType.from_numpy(dtype))
+        return (b.unary("Reciprocal", value) if inverse else value).value
 
-    def _terms(self) -> ir.Value:
+    def _terms(self) -> Tensor:
         """[1, h, w, h w]."""
-        if ("terms",) not in self.made:
-            size = self._op("Shape", [self.image], start=2, end=4)
-            grid = self._op("Div", [size, self._constant(np.array(self.multiple))])
-            product = self._op("ReduceProd", [grid], keepdims=1)
-            self.made["terms",] = self._op(
-                "Concat", [self._constant(np.array([1])), grid, product], axis=0
-            )
-        return self.made["terms",]
-
-    def _op(self, op_type: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
-        name = f"explain/size/{op_type}_{len(self.nodes)}"
-        output = ir.Value(name=name)
-        self.nodes.append(ir.node(op_type, inputs, attributes, outputs=[output], name=f"n_{name}"))
-        return output
-
-    def _constant(self, array: np.ndarray) -> ir.Value:
-        array = array.astype(np.int64)
-        key = ("constant", array.shape, array.tobytes())
-        if key not in self.made:
-            name = f"explain/size/constant_{len(self.made)}"
-            value = ir.Value(
-                name=name,
-                type=ir.TensorType(ir.DataType.INT64),
-                shape=ir.Shape(array.shape),
-                const_value=ir.tensor(array, name=name),
-            )
-            self.graph.register_initializer(value)
-            self.made[key] = value
-        return self.made[key]
+        b, integer = self.b, ir.DataType.INT64
+        size = b.op("Shape", [b.of(self.image)], (2,), integer, start=2, end=4)
+        grid = b.div(size, b.ints(self.multiple))
+        return b.concat([b.ints([1]), grid, b.reduce("ReduceProd", grid, [0], keepdims=True)], 0)
 
 
 Numbers = tuple[int, int, int, int]

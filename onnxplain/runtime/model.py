@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
-from onnxplain.outputs import GRAPH_KINDS, map_name
+from onnxplain.outputs import GRAPH_KINDS, depends_on_class, map_name
 from onnxplain.runtime.devices import Device, candidates, open_session
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class _Graph:
                 f"{self.path}: the contract names the input {contract.input.name!r}, the graph has "
                 f"{_some(sorted(self.takes))}; make the file again"
             )
-        of_class = any("gradient" in name or "relevance" in name for name in self.outputs)
-        if of_class and contract.target not in self.takes:
+        if any(map(depends_on_class, self.outputs)) and contract.target not in self.takes:
             raise ContractError(
                 f"{self.path}: the contract names the target {contract.target!r}, the graph has "
                 f"{_some(sorted(self.takes))}; make the file again"
