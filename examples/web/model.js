@@ -1,0 +1,201 @@
+// An explained model in onnxruntime-web: one run gives the logits and the maps of every method.
+import * as ort from "./ort/ort.js";
+import { readContract } from "./contract.js";
+import { PageError } from "./errors.js";
+import { upsample } from "./heatmap.js";
+import { requireInput } from "./modelfile.js";
+import { preprocess } from "./preprocessing.js";
+
+// Threads need SharedArrayBuffer, which a page has only where the server sends the headers for
+// cross-origin isolation. One thread runs from any server; it runs in a worker, so that the page
+// stays alive meanwhile.
+ort.env.wasm.numThreads = 1;
+ort.env.wasm.proxy = true;
+ort.env.wasm.wasmPaths = {
+  wasm: new URL("ort/ort-wasm-simd-threaded.wasm", import.meta.url).href,
+};
+ort.env.logLevel = "error";
+
+// Class -1 is the picture's own prediction.
+const PREDICTION = -1;
+
+const BEST_FIRST = [
+  "transformer_attribution",
+  "generic_attention",
+  "gradient_rollout",
+  "attention_gradcam",
+  "gradcam",
+  "rollout",
+  "raw_attention",
+  "attnlrp",
+  "partial_lrp",
+  "lrp",
+];
+
+// With a value per pixel instead of one per patch, and signed: the map shows what speaks for the class.
+const OF_PIXELS = ["attnlrp", "lrp"];
+
+const FOR_ANY_CLASS = ["raw_attention", "rollout"];
+
+export class Model {
+  #session;
+  #outputs;
+  #takesPicture;
+  #last = Promise.resolve();
+
+  /**
+   * @param {Uint8Array} bytes The whole .onnx file; it may be empty afterwards.
+   * @param {string} name The file's name, for messages.
+   * @returns {Promise<Model>}
+   * @throws {PageError} Not an explained model with maps, or not one that this runtime can run.
+   */
+  static async load(bytes, name) {
+    const model = new Model();
+    model.name = name;
+    model.contract = readContract(bytes, name);
+    await model.#open(bytes);
+    return model;
+  }
+
+  async #open(bytes) {
+    if (this.contract.target !== null) requireInput(bytes, this.contract.target);
+    let session;
+    try {
+      session = await ort.InferenceSession.create(bytes);
+    } catch (error) {
+      throw new PageError(
+        /external data|MountedFiles/i.test(error.message)
+          ? `${this.name} keeps its weights in a second file, and this page takes single files only.`
+          : `${this.name} is damaged, or more than onnxruntime-web can run (${oneLine(error)}).`,
+      );
+    }
+    this.#session = session;
+    const { maps, logits, input, target } = this.contract;
+    const has = (output) => session.outputNames.includes(output);
+    const served = Object.keys(maps).filter((m) => has(`map.${m}`) || has(`heatmap.${m}`));
+    this.methods = BEST_FIRST.filter((method) => served.includes(method));
+    if (this.methods.length === 0) {
+      await this.release();
+      throw new PageError(
+        `${this.name} has no maps in it: export it with --outputs maps or --outputs both.`,
+      );
+    }
+    const all = this.methods.flatMap((method) => [`map.${method}`, `heatmap.${method}`]);
+    this.#outputs = [logits, ...all.filter(has)];
+    const inputs = new Map(session.inputMetadata.map((meta) => [meta.name, meta]));
+    this.#takesPicture = inputs.get("image")?.type === "uint8";
+    const other = [...inputs.keys()].find(
+      (key) => key !== target && key !== (this.#takesPicture ? "image" : input.name),
+    );
+    if (other !== undefined || !has(logits)) {
+      await this.release();
+      throw new PageError(
+        other === undefined
+          ? `${this.name} has no output "${logits}", which its contract names: make the file again.`
+          : `${this.name} has an input "${other}", which this page has nothing for.`,
+      );
+    }
+  }
+
+  /** Whether the method's map is another for another class. */
+  isClassSpecific(method) {
+    const { target, readout } = this.contract;
+    return target !== null && (readout?.kind === "gradient" || !FOR_ANY_CLASS.includes(method));
+  }
+
+  /** The class's name, or its number where the model has no names. */
+  label(index) {
+    return this.contract.labels?.[index] ?? `class ${index}`;
+  }
+
+  /**
+   * Explains a picture.
+   *
+   * @param {object} picture As `readPicture` gives it.
+   * @param {object} way Its geometry.
+   * @param {number} target The class; -1: the prediction.
+   * @returns {Promise<{logits: Float32Array, probabilities: number[], target: number,
+   *   maps: Map<string, {raw: ?{data: Float32Array, rows: number, columns: number},
+   *   heatmap: ?Float32Array}>}>} For each method its raw map, where the file has it, and its
+   *   heatmap [H, W] in 0..1, null where the map is blank.
+   */
+  explain(picture, way, target = PREDICTION) {
+    // A session runs one thing at a time.
+    const run = this.#last.then(() => this.#explain(picture, way, target));
+    this.#last = run.catch(() => {});
+    return run;
+  }
+
+  async #explain(picture, way, target) {
+    const { contract } = this;
+    const feeds = this.#takesPicture
+      ? { image: new ort.Tensor("uint8", picture.rgb.slice(), [picture.height, picture.width, 3]) }
+      : { [contract.input.name]: this.#pixels(picture, way) };
+    if (contract.target !== null) {
+      feeds[contract.target] = new ort.Tensor("int64", BigInt64Array.of(BigInt(target)), [1]);
+    }
+    let values;
+    try {
+      values = await this.#session.run(feeds, this.#outputs);
+    } catch (error) {
+      throw new PageError(`${this.name} failed on ${picture.name} (${oneLine(error)}).`);
+    }
+    const logits = values[contract.logits].data.slice(0, contract.classes);
+    if (!logits.some(Number.isFinite)) {
+      throw new PageError(`${this.name} gives no finite logits: a weight of it must be damaged.`);
+    }
+    return {
+      logits,
+      probabilities: softmax(logits),
+      target: target === PREDICTION ? logits.indexOf(Math.max(...logits)) : target,
+      maps: new Map(this.methods.map((method) => [method, this.#map(method, values)])),
+    };
+  }
+
+  #pixels(picture, way) {
+    const { input } = this.contract;
+    const one = preprocess(picture, input, way);
+    const batch = input.batch ?? 1; // where it is fixed, it is filled with copies
+    const pixels = new Float32Array(batch * one.length);
+    for (let i = 0; i < batch; i++) pixels.set(one, i * one.length);
+    return new ort.Tensor("float32", pixels, [batch, 3, ...input.size]);
+  }
+
+  #map(method, values) {
+    const raw = first(values[`map.${method}`]);
+    const finished = first(values[`heatmap.${method}`]);
+    if (finished) {
+      const blank = !finished.data.some((value) => value > 0);
+      return { raw, heatmap: blank ? null : finished.data };
+    }
+    const { input, tokens } = this.contract;
+    if (OF_PIXELS.includes(method)) {
+      const positive = { ...raw, data: raw.data.map((value) => Math.max(value, 0)) };
+      return { raw, heatmap: upsample(positive, input.size) };
+    }
+    const covered = tokens.patch?.map((side, axis) => side * tokens.grid[axis]);
+    return { raw, heatmap: upsample(raw, input.size, covered) };
+  }
+
+  /** Frees the model's memory. */
+  async release() {
+    await this.#last;
+    await this.#session.release();
+  }
+}
+
+/** The first picture's values of an output [batch, rows, columns]; null where there is none. */
+function first(tensor) {
+  if (tensor === undefined) return null;
+  const [rows, columns] = tensor.dims.slice(-2);
+  return { data: tensor.data.slice(0, rows * columns), rows, columns };
+}
+
+function softmax(logits) {
+  const largest = Math.max(...logits);
+  const powers = Array.from(logits, (value) => Math.exp(value - largest));
+  const sum = powers.reduce((a, b) => a + b);
+  return powers.map((power) => power / sum);
+}
+
+const oneLine = (error) => String(error?.message ?? error).trim().split("\n")[0];
