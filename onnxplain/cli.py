@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, print_report, progress
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
@@ -35,10 +34,14 @@ from onnxplain.options import (
     Outputs,
     Precision,
     StartLayer,
+    given,
+    read_names,
+    read_size,
+    read_triple,
+    sized,
 )
 
 if TYPE_CHECKING:
-    from onnxplain.graphs import Report
     from onnxplain.runtime import Explanation
 
 __all__ = ["app"]
@@ -92,16 +95,16 @@ def _export(
     debug: Debug = False,
 ) -> None:
     """Export a timm model to an explained ONNX file. Needs the extra `export`."""
-    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
-    options = _given(num_classes=num_classes, pretrained=pretrained or None)
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    options = given(num_classes=num_classes, pretrained=pretrained or None)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
         report = onnxplain.export(
             name,
             output,
             checkpoint=checkpoint,
-            methods=_names(methods),
+            methods=read_names(methods),
             labels=labels,
-            **_sized(img_size),
+            **sized(img_size),
             verify=not no_verify,
             gamma=gamma,
             dynamic_size=dynamic_size or None,
@@ -110,7 +113,7 @@ def _export(
             precision=precision,
             **options,
         )
-    _report(report, as_json)
+    print_report(report, as_json)
 
 
 @app.command("instrument")
@@ -138,18 +141,18 @@ def _instrument(
     debug: Debug = False,
 ) -> None:
     """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
-    preprocessing = _given(
-        mean=None if mean is None else _triple(mean, "--mean"),
-        std=None if std is None else _triple(std, "--std"),
+    preprocessing = given(
+        mean=None if mean is None else read_triple(mean, "--mean"),
+        std=None if std is None else read_triple(std, "--std"),
         crop_pct=crop_pct,
         interpolation=interpolation,
     )
-    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     report = onnxplain.instrument(
         source,
         output,
-        methods=_names(methods),
-        contract=None if img_size is None else {"input": {"size": _size(img_size)}},
+        methods=read_names(methods),
+        contract=None if img_size is None else {"input": {"size": read_size(img_size)}},
         labels=labels,
         preprocessing=preprocessing or None,
         gamma=gamma,
@@ -161,7 +164,7 @@ def _instrument(
         image = report.contract.input
         told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
         complain(f"assumed {', '.join(told)}, which the graph does not tell")
-    _report(report, as_json)
+    print_report(report, as_json)
 
 
 @app.command("explain")
@@ -196,9 +199,9 @@ def _explain(
     from onnxplain.inputs import find_pictures, place_results
     from onnxplain.runtime import dispatch
 
-    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
+    explainer = onnxplain.Explainer(model, device=device, **sized(img_size))
     method = dispatch.choose(method, explainer.contract)
-    options = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    options = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     pictures, failures = find_pictures(inputs, recursive=recursive)
     places = place_results(pictures, output, method=method, kind=kind)
     for message in failures.values():
@@ -216,7 +219,7 @@ def _explain(
         ):
             source = result.pictures[0].path
             assert source is not None  # every input is a file
-            result.save(places[source], kind, **_given(alpha=alpha, colormap=colormap))
+            result.save(places[source], kind, **given(alpha=alpha, colormap=colormap))
             done.append(
                 {"input": str(source), "output": str(places[source])}
                 | _summary(result)
@@ -269,7 +272,7 @@ def _compare(
 
     if output.resolve() == image.resolve():
         raise InputError(f"{output} is the input and would be overwritten; give another --output")
-    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
+    explainer = onnxplain.Explainer(model, device=device, **sized(img_size))
     picture, _ = load_picture(image)
     classes: list[Any] = list(target or ())
     if not classes:
@@ -287,7 +290,7 @@ def _compare(
                 step()
 
         title = f"{explainer.contract.source.name}: {image.name}"
-        panel = draw_panel(explained(), title=title, **_given(alpha=alpha, colormap=colormap))
+        panel = draw_panel(explained(), title=title, **given(alpha=alpha, colormap=colormap))
     save_picture(panel, output)
     if as_json:
         print_json(
@@ -353,61 +356,6 @@ def _demo(
     for method, hits in shown.hits.items():
         print(f"  {method:{width}} {hits:3} of {shown.asked}")
     print(f"-> {shown.combined}, and one picture for each scene beside it")
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given; the others keep the defaults of the function they go to."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
-
-
-def _sized(text: str | None) -> dict[str, Any]:
-    return {} if text is None else {"image_size": _size(text)}
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", text, re.ASCII)
-    if match is None:
-        raise InputError(
-            f"--img-size {text[:20]!r}: expected pixels, 224, or height x width, 384x192"
-        )
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _triple(text: str, option: str) -> tuple[float, float, float]:
-    try:
-        red, green, blue = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"{option} {text!r}: expected three numbers, such as 0.5,0.5,0.5"
-        ) from None
-    return red, green, blue
-
-
-def _report(report: Report, as_json: bool) -> None:
-    from onnxplain.inspection import describe_verification
-
-    size = sum(report.files.values())
-    if kept := report.kept_float32:
-        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
-    if as_json:
-        print_json(
-            path=str(report.path),
-            files=dict(report.files),
-            source_bytes=report.source_bytes,
-            opset=report.opset,
-            methods=list(report.methods),
-            precision=report.contract.precision,
-            kept_float32=list(report.kept_float32),
-            verification=report.verification,
-        )
-        return
-    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
-    print(f"methods: {', '.join(report.methods)}")
-    print(f"verified: {describe_verification(report.verification)}")
 
 
 def _summary(one: Explanation) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share, and how their text is read."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+from onnxplain.errors import InputError
 
 __all__ = [
     "Alpha",
@@ -24,6 +27,11 @@ __all__ = [
     "Outputs",
     "Precision",
     "StartLayer",
+    "given",
+    "read_names",
+    "read_size",
+    "read_triple",
+    "sized",
 ]
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
@@ -54,3 +62,35 @@ Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overl
 Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that were given; the others keep the defaults of the function they go to."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def sized(text: str | None) -> dict[str, Any]:
+    return {} if text is None else {"image_size": read_size(text)}
+
+
+def read_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", text, re.ASCII)
+    if match is None:
+        raise InputError(
+            f"--img-size {text[:20]!r}: expected pixels, 224, or height x width, 384x192"
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+def read_triple(text: str, option: str) -> tuple[float, float, float]:
+    try:
+        red, green, blue = (float(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(
+            f"{option} {text!r}: expected three numbers, such as 0.5,0.5,0.5"
+        ) from None
+    return red, green, blue

@@ -36,8 +36,8 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"runtime", "panel", "cv2"},
     "inputs": {"errors"},
     "inspection": {"contract"},
-    "console": {"errors"},
-    "options": set(),
+    "console": {"graphs", "inspection", "errors"},
+    "options": {"errors"},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {
