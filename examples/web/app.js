@@ -147,9 +147,7 @@ function showPicture() {
   const height = Math.max(1, Math.round(picture.height * shrink));
   for (const canvas of [element("picture"), element("overlay")]) {
     Object.assign(canvas, { width, height });
-    canvas.style.aspectRatio = `${width} / ${height}`;
-    // As wide as there is room, but not so wide that it gets higher than the window.
-    canvas.style.width = `min(100%, ${(70 * width) / height}vh)`;
+    canvas.style.setProperty("--shape", width / height);
   }
   element("picture").style.imageRendering = Math.max(width, height) < SMALL ? "pixelated" : "auto";
   element("picture").getContext("2d").drawImage(picture.canvas, 0, 0, width, height);

@@ -40,7 +40,6 @@ const FOR_ANY_CLASS = ["raw_attention", "rollout"];
 export class Model {
   #session;
   #outputs;
-  #takesPicture;
   #last = Promise.resolve();
 
   /**
@@ -58,42 +57,34 @@ export class Model {
   }
 
   async #open(bytes) {
+    const { name } = this;
     if (this.contract.target !== null) requireInput(bytes, this.contract.target);
     let session;
     try {
       session = await ort.InferenceSession.create(bytes);
     } catch (error) {
       throw new PageError(
-        /external data|MountedFiles/i.test(error.message)
-          ? `${this.name} keeps its weights in a second file, and this page takes single files only.`
-          : `${this.name} is damaged, or more than onnxruntime-web can run (${oneLine(error)}).`,
+        /external data|MountedFiles/i.test(oneLine(error))
+          ? `${name} keeps its weights in a second file, and this page takes single files only.`
+          : `${name} is damaged, or more than onnxruntime-web can run (${oneLine(error)}).`,
       );
     }
     this.#session = session;
-    const { maps, logits, input, target } = this.contract;
+    const { maps, logits } = this.contract;
     const has = (output) => session.outputNames.includes(output);
     const served = Object.keys(maps).filter((m) => has(`map.${m}`) || has(`heatmap.${m}`));
     this.methods = BEST_FIRST.filter((method) => served.includes(method));
     if (this.methods.length === 0) {
       await this.release();
       throw new PageError(
-        `${this.name} has no maps in it: export it with --outputs maps or --outputs both.`,
+        `${name} has no maps in it: export it with --outputs maps or --outputs both.`,
       );
     }
     const all = this.methods.flatMap((method) => [`map.${method}`, `heatmap.${method}`]);
     this.#outputs = [logits, ...all.filter(has)];
-    const inputs = new Map(session.inputMetadata.map((meta) => [meta.name, meta]));
-    this.#takesPicture = inputs.get("image")?.type === "uint8";
-    const other = [...inputs.keys()].find(
-      (key) => key !== target && key !== (this.#takesPicture ? "image" : input.name),
-    );
-    if (other !== undefined || !has(logits)) {
+    if (!has(logits)) {
       await this.release();
-      throw new PageError(
-        other === undefined
-          ? `${this.name} has no output "${logits}", which its contract names: make the file again.`
-          : `${this.name} has an input "${other}", which this page has nothing for.`,
-      );
+      throw new PageError(`${name} lacks the output "${logits}" of its contract: make it again.`);
     }
   }
 
@@ -128,11 +119,12 @@ export class Model {
 
   async #explain(picture, way, target) {
     const { contract } = this;
-    const feeds = this.#takesPicture
-      ? { image: new ort.Tensor("uint8", picture.rgb.slice(), [picture.height, picture.width, 3]) }
-      : { [contract.input.name]: this.#pixels(picture, way) };
+    const feeds = { [contract.input.name]: this.#input(picture, way) };
     if (contract.target !== null) {
-      feeds[contract.target] = new ort.Tensor("int64", BigInt64Array.of(BigInt(target)), [1]);
+      // A file that takes several classes at once is asked for one as often as it takes.
+      const asked = new BigInt64Array(contract.targets ?? 1).fill(BigInt(target));
+      const shape = asked.length > 1 ? [1, asked.length] : [1];
+      feeds[contract.target] = new ort.Tensor("int64", asked, shape);
     }
     let values;
     try {
@@ -141,8 +133,8 @@ export class Model {
       throw new PageError(`${this.name} failed on ${picture.name} (${oneLine(error)}).`);
     }
     const logits = values[contract.logits].data.slice(0, contract.classes);
-    if (!logits.some(Number.isFinite)) {
-      throw new PageError(`${this.name} gives no finite logits: a weight of it must be damaged.`);
+    if (!logits.every(Number.isFinite)) {
+      throw new PageError(`${this.name} gives logits that are not finite: it must be damaged.`);
     }
     return {
       logits,
@@ -152,8 +144,12 @@ export class Model {
     };
   }
 
-  #pixels(picture, way) {
+  #input(picture, way) {
     const { input } = this.contract;
+    if (input.layout === "HWC") {
+      // A copy, because onnxruntime's worker takes the memory away.
+      return new ort.Tensor("uint8", picture.rgb.slice(), [picture.height, picture.width, 3]);
+    }
     const one = preprocess(picture, input, way);
     const batch = input.batch ?? 1; // where it is fixed, it is filled with copies
     const pixels = new Float32Array(batch * one.length);
@@ -184,7 +180,7 @@ export class Model {
   }
 }
 
-/** The first picture's values of an output [batch, rows, columns]; null where there is none. */
+/** The first map of an output [batch, rows, columns]; null where there is none. */
 function first(tensor) {
   if (tensor === undefined) return null;
   const [rows, columns] = tensor.dims.slice(-2);

@@ -29,11 +29,9 @@ export function metadata(bytes, name) {
     }
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
-    throw new PageError(
-      graph ? `${name} is damaged: it ends too early.` : `${name} is not an ONNX file.`,
-    );
+    graph = false;
   }
-  if (!graph) throw new PageError(`${name} is not an ONNX file.`);
+  if (!graph) throw new PageError(`${name} is not an ONNX file, or it is damaged.`);
   return found;
 }
 

@@ -59,13 +59,12 @@ function convolve(source, from, step, weights, at, taps, out, to) {
   let r = ONE / 2;
   let g = ONE / 2;
   let b = ONE / 2;
-  for (let i = 0; i < taps; i++) {
+  for (let i = 0; i < taps; i++, from += step) {
     const weight = weights[at + i];
-    if (weight === 0) continue; // also keeps what lies behind the last pixel out
+    if (weight === 0) continue; // keeps what lies behind the last pixel out
     r += weight * source[from];
     g += weight * source[from + 1];
     b += weight * source[from + 2];
-    from += step;
   }
   out[to] = clip(r);
   out[to + 1] = clip(g);
