@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -34,13 +33,18 @@ from onnxplain.runtime.preprocessing import preprocess
 
 Array = NDArray[Any]
 
-# Both compute in float32, in another order. Relative to the largest value; relevance divides by
-# sums that pass through zero, so it is compared as a whole and by rank. How badly conditioned a map
-# is depends on the picture: onnxruntime may differ from itself by more than that where its
-# optimisations are off. What it does then, twice, is as close as another runtime can be asked for.
+# Both compute in float32, in another order. Relative to the largest value.
 TOLERANCE = 1e-4
-RELEVANCE = ("partial_lrp", "attnlrp", "transformer_attribution", "lrp")
-RELEVANCE_NORM, RELEVANCE_RANKS, AS_FAR = 1e-2, 0.999, 2
+# Relevance divides by sums that pass through zero, so it is compared as a whole and by rank: largest
+# norm of the difference, relative, and lowest correlation. Plain LRP down to the pixels is so badly
+# conditioned that on these scenes onnxruntime differs from itself by 0.06 and 0.9989 where its
+# optimisations are off.
+RELEVANCE = {
+    "partial_lrp": (1e-2, 0.999),
+    "attnlrp": (1e-2, 0.999),
+    "transformer_attribution": (1e-2, 0.999),
+    "lrp": (0.1, 0.998),
+}
 COLOR = 1  # level: the page interpolates between 52 of the 256 colours
 
 
@@ -86,16 +90,7 @@ def contract_of(path: Path) -> Contract:
     return Contract.from_json(entries[KEY])
 
 
-@functools.lru_cache(maxsize=2)
-def session(path: Path, *, optimised: bool) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if not optimised:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def computed(path: Path, picture: Path, target: int, *, optimised: bool = True) -> dict[str, Array]:
+def computed(path: Path, picture: Path, target: int) -> dict[str, Array]:
     """Logits and maps as onnxruntime's Python package gives them, by name of the output."""
     contract = contract_of(path)
     rgb, _ = load_picture(picture)
@@ -106,7 +101,8 @@ def computed(path: Path, picture: Path, target: int, *, optimised: bool = True) 
     more = () if contract.targets == 1 else (contract.targets,)
     feeds = {contract.input.name: pixels, "target": np.full((1, *more), target)}
     names = ["logits", *map(map_name, contract.maps)]
-    values = session(path, optimised=optimised).run(names, feeds)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    values = session.run(names, feeds)
     # The first picture's; of several classes the first one's.
     return {k: v[0] if v.ndim < 4 else v[0, 0] for k, v in zip(names, values, strict=True)}
 
@@ -119,42 +115,30 @@ def spearman(a: Array, b: Array) -> float:
 
 def agree(found: Array, expected: Array, what: str) -> None:
     assert found.shape == expected.shape, what
-    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max(), what
-
-
-def agree_on_relevance(found: Array, expected: Array, otherwise: Array, what: str) -> None:
-    """`otherwise` is what the same runtime gives without its optimisations."""
-    assert found.shape == expected.shape, what
-
-    def apart(other: Array) -> float:
-        return float(np.linalg.norm(other - expected) / np.linalg.norm(expected))
-
-    assert apart(found) <= max(RELEVANCE_NORM, AS_FAR * apart(otherwise)), what
-    unlike = 1 - spearman(otherwise, expected)
-    assert 1 - spearman(found, expected) <= max(1 - RELEVANCE_RANKS, AS_FAR * unlike), what
+    if what in RELEVANCE:
+        norm, ranks = RELEVANCE[what]
+        assert np.linalg.norm(found - expected) <= norm * np.linalg.norm(expected), what
+        assert spearman(found, expected) >= ranks, what
+    else:
+        assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max(), what
 
 
 def agree_on_everything(page: Page, model: Path, picture: Path, target: int) -> None:
     """Logits, raw maps and heatmaps of every method of the file."""
-    shown, contract = page.shown, contract_of(model)
-    first, second = (computed(model, picture, target, optimised=o) for o in (True, False))
+    shown, expected, contract = page.shown, computed(model, picture, target), contract_of(model)
     assert (shown["target"], Path(shown["picture"]).stem) == (target, picture.stem)
-    agree(np.array(shown["logits"]), first["logits"], "logits")
-    powers = np.exp(first["logits"] - first["logits"].max())
+    agree(np.array(shown["logits"]), expected["logits"], "logits")
+    powers = np.exp(expected["logits"] - expected["logits"].max())
     agree(np.array(shown["probabilities"]), powers / powers.sum(), "probabilities")
     assert set(shown["maps"]) == set(contract.maps)
     for method, one in shown["maps"].items():
-        pixels = METHODS[method].pixels is not None
-        grids = [values[map_name(method)] for values in (first, second)]
-        drawn = [np.maximum(grid, 0) if pixels else grid for grid in grids]
-        heatmaps, (blank, _) = upsample(np.stack(drawn), contract.input.size)
+        grid = expected[map_name(method)]
+        agree(one["raw"], grid, method)
+        drawn = np.maximum(grid, 0) if METHODS[method].pixels else grid
+        (heatmap,), (blank,) = upsample(drawn[None], contract.input.size)
         assert (one["heatmap"] is None) == blank, method
-        pairs = [(one["raw"], grids)] + ([] if blank else [(one["heatmap"], list(heatmaps))])
-        for found, (expected, otherwise) in pairs:
-            if method in RELEVANCE:
-                agree_on_relevance(found, expected, otherwise, method)
-            else:
-                agree(found, expected, method)
+        if not blank:
+            agree(one["heatmap"], heatmap, method)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda path: path.stem)
@@ -500,15 +484,18 @@ def test_everything_can_be_done_with_the_keyboard(site: tuple[Page, Path]) -> No
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     actions = pytest.importorskip("selenium.webdriver.common.action_chains").ActionChains
     page.driver.execute_script("document.activeElement.blur()")
-    # To the page, not to an element: a file picker takes what it is sent for the path of a file.
-    tab = actions(page.driver).send_keys(keys.TAB)
+
+    def tab() -> None:
+        # To the page, not to an element: a file picker takes what it is sent for a file's path.
+        actions(page.driver).send_keys(keys.TAB).perform()
+
     met: dict[str, Any] = {}
-    tab.perform()
+    tab()
     while (name := named(focused(page))) not in met and name != "body":
         met[name] = one = focused(page)
         assert one.accessible_name, name
         assert page.driver.execute_script(OUTLINE, one) != "none", name
-        tab.perform()
+        tab()
     scenes = [image.get_attribute("alt") for image in page.all("#scenes img")]
     others = {"picture-file", "likeliest", "class", "method", "opacity", "model-file", "save"}
     assert len(scenes) == len(SCENES)

@@ -237,8 +237,8 @@ function start() {
   for (const name of SCENES) {
     const button = document.createElement("button");
     const image = document.createElement("img");
-    const words = name.replace(/^\d+-/, "Scene with ").replace("-", " and ").replaceAll("-", " ");
-    Object.assign(image, { src: `scenes/${name}.png`, alt: words, width: 64, height: 64 });
+    const words = name.replace("-", ": ").replace("-", " and ").replaceAll("-", " ");
+    Object.assign(image, { src: `scenes/${name}.png`, alt: `Scene ${words}`, width: 64, height: 64 });
     button.type = "button";
     button.dataset.name = name;
     button.append(image);
