@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, print_report, progress
+from onnxplain.console import (
+    SOME_FAILED,
+    Commands,
+    complain,
+    print_json,
+    print_report,
+    print_verification,
+    progress,
+)
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
+    Checkpoint,
     Colormap,
     Debug,
     Device,
@@ -31,8 +40,10 @@ from onnxplain.options import (
     Methods,
     Model,
     ModelOutput,
+    NumClasses,
     Outputs,
     Precision,
+    Pretrained,
     StartLayer,
     given,
     read_names,
@@ -71,17 +82,15 @@ def _common(
 def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
     img_size: ImageSize = None,
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
     ] = False,
     labels: Labels = None,
     methods: Methods = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
+    pretrained: Pretrained = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
@@ -326,6 +335,47 @@ def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     for name, value in describe(contract):
         table.add_row(name, value)
     Console().print(table)
+
+
+@app.command("verify")
+def _verify(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Another file or bundle, or timm:NAME.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="What runs MODEL; OTHER, or MODEL itself, is run on the CPU.")
+    ] = "cpu",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture, beside random ones; may be repeated.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Random pictures. Default: 2.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which random pictures.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference by an output's largest value.")
+    ] = 1e-4,
+    img_size: ImageSize = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two files output by output, or one on two devices, or one with a timm model."""
+    report = onnxplain.verify(
+        model,
+        against=against,
+        device=device,
+        images=image or (),
+        batch=batch,
+        seed=seed,
+        tolerance=tolerance,
+        checkpoint=checkpoint,
+        **sized(img_size),
+        **given(num_classes=num_classes, pretrained=pretrained or None),
+    )
+    print_verification(report, as_json)
+    raise typer.Exit(0 if report.within else SOME_FAILED)
 
 
 @app.command("demo")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
+import math
 import signal
 import sys
 import threading
@@ -20,11 +22,21 @@ from onnxplain.errors import OnnxplainError
 
 if TYPE_CHECKING:
     from onnxplain.graphs import Report
+    from onnxplain.verification import Verification
 
-__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "print_report", "progress"]
+__all__ = [
+    "SOME_FAILED",
+    "Commands",
+    "complain",
+    "print_json",
+    "print_report",
+    "print_verification",
+    "progress",
+]
 
 SOME_FAILED = 1
 UNUSABLE = 2
+_PIPE_WIDTH = 160  # characters, where there is no terminal to tell
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
@@ -123,6 +135,42 @@ def print_report(report: Report, as_json: bool) -> None:
     print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
     print(f"methods: {', '.join(report.methods)}")
     print(f"verified: {describe_verification(report.verification)}")
+
+
+def print_verification(report: Verification, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            model=str(report.path),
+            device=report.device,
+            against=report.against,
+            tolerance=report.tolerance,
+            within=report.within,
+            outputs=[_in_json(dataclasses.asdict(one)) for one in report.differences],
+            notes=list(report.notes),
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{report.path} on {report.device} against {report.against}"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("output", overflow="fold")
+    for name in ("shape", "largest", "difference", "relative", "relative L2", "Spearman", "within"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in report.differences:
+        numbers = (one.largest, one.absolute, one.relative, one.relative_l2)
+        spearman = "" if one.spearman is None else f"{one.spearman:.5f}"
+        shape = "x".join(map(str, one.shape))
+        within = "yes" if one.within else "no"
+        table.add_row(one.output, shape, *(f"{n:.1e}" for n in numbers), spearman, within)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    for note in report.notes:
+        print(note)
+
+
+def _in_json(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinite numbers."""
+    return {k: None if v in (math.inf, -math.inf) else v for k, v in values.items()}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from onnxplain.errors import InputError
 
 __all__ = [
     "Alpha",
+    "Checkpoint",
     "Colormap",
     "Debug",
     "Device",
@@ -24,8 +25,10 @@ __all__ = [
     "Methods",
     "Model",
     "ModelOutput",
+    "NumClasses",
     "Outputs",
     "Precision",
+    "Pretrained",
     "StartLayer",
     "given",
     "read_names",
@@ -34,6 +37,9 @@ __all__ = [
     "sized",
 ]
 
+Checkpoint = Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")]
+NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of the checkpoint.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download weights.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
 ModelOutput = Annotated[
     Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")
