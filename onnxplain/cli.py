@@ -6,7 +6,6 @@ Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import (
-    SOME_FAILED,
-    Commands,
-    complain,
-    print_json,
-    print_report,
-    print_verification,
-    progress,
-)
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
@@ -50,6 +41,13 @@ from onnxplain.options import (
     read_size,
     read_triple,
     sized,
+)
+from onnxplain.reporting import (
+    print_contract,
+    print_explanation,
+    print_report,
+    print_verification,
+    summary_of,
 )
 
 if TYPE_CHECKING:
@@ -231,11 +229,11 @@ def _explain(
             result.save(places[source], kind, **given(alpha=alpha, colormap=colormap))
             done.append(
                 {"input": str(source), "output": str(places[source])}
-                | _summary(result)
+                | summary_of(result)
                 | {"degenerate": bool(result.degenerate[0])}
             )
             if not as_json:
-                _tell(done[-1])
+                print_explanation(done[-1])
             step()
     if as_json:
         print_json(
@@ -247,12 +245,6 @@ def _explain(
             failed=[{"input": str(path), "error": error} for path, error in failures.items()],
         )
     raise typer.Exit(SOME_FAILED if failures else 0)
-
-
-def _tell(one: dict[str, Any]) -> None:
-    note = " (blank map)" if one["degenerate"] else ""
-    share = f"{one['label']} {one['probability']:.1%}"
-    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
 
 
 @app.command("compare")
@@ -292,7 +284,7 @@ def _compare(
 
         def explained() -> Iterator[Explanation]:
             for result in explainer.explain_each([picture] * len(classes), target=classes):
-                rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
+                rows[:] = rows or [summary_of(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
                     row["degenerate"] += [result.method] if degenerate else []
                 yield result
@@ -320,21 +312,7 @@ def _compare(
 @app.command("inspect")
 def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     """Print what an explained file says of itself."""
-    contract = onnxplain.Explainer(model, device="cpu").contract
-    if as_json:
-        print(json.dumps(json.loads(contract.to_json()), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    from onnxplain.inspection import describe
-
-    table = Table(title=str(model), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in describe(contract):
-        table.add_row(name, value)
-    Console().print(table)
+    print_contract(model, onnxplain.Explainer(model, device="cpu").contract, as_json)
 
 
 @app.command("verify")
@@ -406,13 +384,3 @@ def _demo(
     for method, hits in shown.hits.items():
         print(f"  {method:{width}} {hits:3} of {shown.asked}")
     print(f"-> {shown.combined}, and one picture for each scene beside it")
-
-
-def _summary(one: Explanation) -> dict[str, Any]:
-    from onnxplain.panel import probability
-
-    return {
-        "target": int(one.target[0]),
-        "label": one.labels[0],
-        "probability": float(probability(one)[0]),
-    }

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import json
-import math
 import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from onnxplain.errors import OnnxplainError
 
-if TYPE_CHECKING:
-    from onnxplain.graphs import Report
-    from onnxplain.verification import Verification
-
-__all__ = [
-    "SOME_FAILED",
-    "Commands",
-    "complain",
-    "print_json",
-    "print_report",
-    "print_verification",
-    "progress",
-]
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress"]
 
 SOME_FAILED = 1
 UNUSABLE = 2
-_PIPE_WIDTH = 160  # characters, where there is no terminal to tell
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
 
 
@@ -112,65 +97,6 @@ def complain(message: str) -> None:
 
 def print_json(**summary: Any) -> None:
     print(json.dumps(summary, indent=2))
-
-
-def print_report(report: Report, as_json: bool) -> None:
-    from onnxplain.inspection import describe_verification
-
-    size = sum(report.files.values())
-    if kept := report.kept_float32:
-        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
-    if as_json:
-        print_json(
-            path=str(report.path),
-            files=dict(report.files),
-            source_bytes=report.source_bytes,
-            opset=report.opset,
-            methods=list(report.methods),
-            precision=report.contract.precision,
-            kept_float32=list(report.kept_float32),
-            verification=report.verification,
-        )
-        return
-    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
-    print(f"methods: {', '.join(report.methods)}")
-    print(f"verified: {describe_verification(report.verification)}")
-
-
-def print_verification(report: Verification, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            model=str(report.path),
-            device=report.device,
-            against=report.against,
-            tolerance=report.tolerance,
-            within=report.within,
-            outputs=[_in_json(dataclasses.asdict(one)) for one in report.differences],
-            notes=list(report.notes),
-        )
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    title = f"{report.path} on {report.device} against {report.against}"
-    table = Table(title=title, title_justify="left", box=None)
-    table.add_column("output", overflow="fold")
-    for name in ("shape", "largest", "difference", "relative", "relative L2", "Spearman", "within"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in report.differences:
-        numbers = (one.largest, one.absolute, one.relative, one.relative_l2)
-        spearman = "" if one.spearman is None else f"{one.spearman:.5f}"
-        shape = "x".join(map(str, one.shape))
-        within = "yes" if one.within else "no"
-        table.add_row(one.output, shape, *(f"{n:.1e}" for n in numbers), spearman, within)
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
-    for note in report.notes:
-        print(note)
-
-
-def _in_json(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinite numbers."""
-    return {k: None if v in (math.inf, -math.inf) else v for k, v in values.items()}
 
 
 @contextlib.contextmanager
