@@ -99,8 +99,8 @@ def print_verification(report: Verification, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{report.path} on {report.device} against {report.against}"
-    table = Table(title=title, title_justify="left", box=None)
+    print(f"{report.path} on {report.device} against {report.against}")
+    table = Table(box=None)
     table.add_column("output", overflow="fold")
     for name in ("shape", "largest", "difference", "relative", "relative L2", "Spearman", "within"):
         table.add_column(name, justify="right", no_wrap=True)

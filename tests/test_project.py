@@ -157,7 +157,8 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["onnxplain.runtime", "onnxplain.demo.scenes", "onnxplain.panel"]
+    "module",
+    ["onnxplain.runtime", "onnxplain.demo.scenes", "onnxplain.panel", "onnxplain.verification"],
 )
 def test_runtime_works_where_torch_and_onnx_cannot_be_imported(module: str) -> None:
     forbidden = sorted(HEAVY - {"PIL", "cv2", "onnxruntime"})
