@@ -6,7 +6,6 @@ Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, print_report, progress
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
+    Checkpoint,
     Colormap,
     Debug,
     Device,
@@ -33,8 +33,10 @@ from onnxplain.options import (
     Methods,
     Model,
     ModelOutput,
+    NumClasses,
     Outputs,
     Precision,
+    Pretrained,
     Seed,
     StartLayer,
     Targets,
@@ -44,6 +46,13 @@ from onnxplain.options import (
     read_triple,
     read_weights,
     sized,
+)
+from onnxplain.reporting import (
+    print_contract,
+    print_explanation,
+    print_report,
+    print_verification,
+    summary_of,
 )
 
 if TYPE_CHECKING:
@@ -76,17 +85,15 @@ def _common(
 def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
     img_size: ImageSize = None,
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
     ] = False,
     labels: Labels = None,
     methods: Methods = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
+    pretrained: Pretrained = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
@@ -253,11 +260,11 @@ def _explain(
             result.save(places[source], kind, **given(alpha=alpha, colormap=colormap))
             done.append(
                 {"input": str(source), "output": str(places[source])}
-                | _summary(result)
+                | summary_of(result)
                 | {"degenerate": bool(result.degenerate[0])}
             )
             if not as_json:
-                _tell(done[-1])
+                print_explanation(done[-1])
             step()
     if as_json:
         print_json(
@@ -269,12 +276,6 @@ def _explain(
             failed=[{"input": str(path), "error": error} for path, error in failures.items()],
         )
     raise typer.Exit(SOME_FAILED if failures else 0)
-
-
-def _tell(one: dict[str, Any]) -> None:
-    note = " (blank map)" if one["degenerate"] else ""
-    share = f"{one['label']} {one['probability']:.1%}"
-    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
 
 
 @app.command("compare")
@@ -314,7 +315,7 @@ def _compare(
 
         def explained() -> Iterator[Explanation]:
             for result in explainer.explain_each([picture] * len(classes), target=classes):
-                rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
+                rows[:] = rows or [summary_of(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
                     row["degenerate"] += [result.method] if degenerate else []
                 yield result
@@ -342,21 +343,48 @@ def _compare(
 @app.command("inspect")
 def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     """Print what an explained file says of itself."""
-    contract = onnxplain.Explainer(model, device="cpu").contract
-    if as_json:
-        print(json.dumps(json.loads(contract.to_json()), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
+    print_contract(model, onnxplain.Explainer(model, device="cpu").contract, as_json)
 
-    from onnxplain.inspection import describe
 
-    table = Table(title=str(model), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in describe(contract):
-        table.add_row(name, value)
-    Console().print(table)
+@app.command("verify")
+def _verify(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Another file or bundle, or timm:NAME.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="What runs MODEL; OTHER, or MODEL itself, is run on the CPU.")
+    ] = "cpu",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture, beside random ones; may be repeated.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Random pictures. Default: 2.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which random pictures.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference by an output's largest value.")
+    ] = 1e-4,
+    img_size: ImageSize = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two files output by output, or one on two devices, or one with a timm model."""
+    report = onnxplain.verify(
+        model,
+        against=against,
+        device=device,
+        images=image or (),
+        batch=batch,
+        seed=seed,
+        tolerance=tolerance,
+        checkpoint=checkpoint,
+        **sized(img_size),
+        **given(num_classes=num_classes, pretrained=pretrained or None),
+    )
+    print_verification(report, as_json)
+    raise typer.Exit(0 if report.within else SOME_FAILED)
 
 
 @app.command("demo")
@@ -387,13 +415,3 @@ def _demo(
     for method, hits in shown.hits.items():
         print(f"  {method:{width}} {hits:3} of {shown.asked}")
     print(f"-> {shown.combined}, and one picture for each scene beside it")
-
-
-def _summary(one: Explanation) -> dict[str, Any]:
-    from onnxplain.panel import probability
-
-    return {
-        "target": int(one.target[0]),
-        "label": one.labels[0],
-        "probability": float(probability(one)[0]),
-    }

@@ -12,6 +12,7 @@ from onnxplain.errors import InputError
 
 __all__ = [
     "Alpha",
+    "Checkpoint",
     "Colormap",
     "Debug",
     "Device",
@@ -26,8 +27,10 @@ __all__ = [
     "Methods",
     "Model",
     "ModelOutput",
+    "NumClasses",
     "Outputs",
     "Precision",
+    "Pretrained",
     "Seed",
     "StartLayer",
     "Targets",
@@ -39,6 +42,9 @@ __all__ = [
     "sized",
 ]
 
+Checkpoint = Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")]
+NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of the checkpoint.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download weights.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
 ModelOutput = Annotated[
     Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")

@@ -142,8 +142,8 @@ class _Union:
                 whole = np.array(numbers, np.int64).reshape(*first.shape, 4)
                 return self._expression(whole, first.dtype, inverse)
         raise UnsupportedModelError(
-            f"a number of node {node.outputs[0].name} ({node.op_type}) follows from the picture's size in a "
-            "way that is not known; export the model for one size"
+            f"a number of node {node.outputs[0].name} ({node.op_type}) follows from the picture's "
+            "size in a way that is not known; export the model for one size"
         )
 
     def _expression(self, numbers: np.ndarray, dtype: np.dtype, inverse: bool) -> ir.Value:

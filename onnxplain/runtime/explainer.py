@@ -360,6 +360,7 @@ class Explainer:
             labels=asked.names(logits, contract),
             degenerate=degenerate,
             pictures=tuple(picture for _, picture in batch),
+            class_weights=asked.weights,
         )
 
     def _contract_of(self, batch: list[Prepared]) -> Contract:
