@@ -23,8 +23,10 @@ from onnxplain.options import (
     Debug,
     Device,
     DiscardRatio,
+    EmbedPreprocessing,
     Gamma,
     HeadFusion,
+    Heatmap,
     ImageSize,
     Json,
     Labels,
@@ -35,11 +37,14 @@ from onnxplain.options import (
     Outputs,
     Precision,
     Pretrained,
+    Seed,
     StartLayer,
+    Targets,
     given,
     read_names,
     read_size,
     read_triple,
+    read_weights,
     sized,
 )
 from onnxplain.reporting import (
@@ -93,10 +98,14 @@ def _export(
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
@@ -117,6 +126,10 @@ def _export(
             dynamic_size=dynamic_size or None,
             outputs=outputs,
             map_options=maps,
+            heatmaps=heatmap,
+            targets=targets,
+            seed=seed,
+            embed_preprocessing=embed_preprocessing,
             precision=precision,
             **options,
         )
@@ -139,10 +152,14 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
@@ -165,6 +182,10 @@ def _instrument(
         gamma=gamma,
         outputs=outputs,
         map_options=maps,
+        heatmaps=heatmap,
+        targets=targets,
+        seed=seed,
+        embed_preprocessing=embed_preprocessing,
         precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
@@ -186,6 +207,10 @@ def _explain(
     method: Annotated[str, typer.Option(help="auto: the best that the file has.")] = "auto",
     target: Annotated[
         str | None, typer.Option(help="Class, label or number. Default: each one's prediction.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=NUMBER", help="Instead: of a sum of logits; repeat it."),
     ] = None,
     kind: Annotated[
         Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
@@ -222,7 +247,13 @@ def _explain(
             step()
 
         for result in explainer.explain_many(
-            places, batch_size=batch_size, on_error=fail, method=method, target=target, **options
+            places,
+            batch_size=batch_size,
+            on_error=fail,
+            method=method,
+            target=target,
+            class_weights=read_weights(weight),
+            **options,
         ):
             source = result.pictures[0].path
             assert source is not None  # every input is a file

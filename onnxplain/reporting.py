@@ -54,17 +54,18 @@ def print_report(report: Report, as_json: bool) -> None:
 def summary_of(one: Explanation) -> dict[str, Any]:
     from onnxplain.panel import probability
 
+    one_class = one.class_weights is None  # a sum of logits has no probability
     return {
-        "target": int(one.target[0]),
+        "target": int(one.target[0]) if one_class else None,
         "label": one.labels[0],
-        "probability": float(probability(one)[0]),
+        "probability": float(probability(one)[0]) if one_class else None,
     }
 
 
 def print_explanation(one: dict[str, Any]) -> None:
     note = " (blank map)" if one["degenerate"] else ""
-    share = f"{one['label']} {one['probability']:.1%}"
-    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
+    share = "" if one["probability"] is None else f" {one['probability']:.1%}"
+    print(f"{one['input']}: {one['label']}{share}{note} -> {one['output']}", flush=True)
 
 
 def print_contract(model: Path, contract: Contract, as_json: bool) -> None:

@@ -31,6 +31,7 @@ from onnxplain.outputs import (
     TOKEN_WEIGHTS,
     attention_gradient_name,
     attention_name,
+    heatmap_name,
     map_name,
 )
 
@@ -39,7 +40,7 @@ __all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "seek", "torch_
 BATCHES = (1, 2)
 TOLERANCE = 1e-4
 # What these names begin with; maps are made of what is compared, or of relevance.
-UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""))
+UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""), heatmap_name(""))
 
 _Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
 # Feed, file of the expected outputs by name, and where those that torch has no name for are sought.
