@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxplain.contract import Contract, height_and_width
-from onnxplain.differences import TOLERANCE, Difference, measure
+from onnxplain.differences import TOLERANCE, Difference, measure, method_of
 from onnxplain.errors import InputError
 from onnxplain.outputs import map_name
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.preprocessing import prepare
-from onnxplain.runtime.targets import PREDICTION
+from onnxplain.runtime.targets import PREDICTION, Question
 
 __all__ = ["Verification", "verify"]
 
@@ -85,8 +85,9 @@ def verify(
 ) -> Verification:
     """Compares an explained file with another, with itself on the CPU, or with a timm model.
 
-    Both sides explain the same pictures, once for each one's prediction and once for another class,
-    and all outputs that both have are compared. Where one has the finished map of a method and the
+    Both sides explain the same pictures, for each one's prediction, for another class (for as many
+    as both take at once), and for a sum of logits if both take one. All outputs that both have are
+    compared. Where one has the finished map of a method and the
     other what it is made of, the map is computed from that. An output is within tolerance if its
     largest difference is at most `tolerance` of its largest value; relevance, and maps made of it,
     if their relative L2 difference is at most 1e-2 and the maps' rank correlation at least 0.999.
@@ -159,17 +160,25 @@ def _with_file(
 ) -> _Comparison:
     comparison = _Comparison(*_of_one_kind(side, _Side.of(other)), tolerance)
     first, second = comparison.first, comparison.second
-    pixels = [
-        np.stack([pixels for pixels, _ in prepare(pictures, one.contract.input)])
-        for one in (first, second)
-    ]
-    target = np.full(len(pictures), PREDICTION, np.int64)
-    for _ in range(2):
-        found = model.run(pixels[0], target, comparison.wanted(first))
-        expected = other.run(pixels[1], target, comparison.wanted(second))
+    images, images2 = (
+        [image for image, _ in prepare(pictures, one.contract.input)] for one in (first, second)
+    )
+
+    def ask(asked: Question) -> NDArray[Any]:
+        found = model.run(images, asked, comparison.wanted(first))
+        expected = other.run(images2, asked, comparison.wanted(second))
         comparison.add(found, expected)
-        logits = expected[second.contract.logits]
-        target = (logits.argmax(axis=-1) + 1) % second.contract.classes
+        return expected[second.contract.logits]
+
+    one, two = first.contract, second.contract
+    columns = np.arange(one.targets if one.targets == two.targets else 1)
+    ranks = np.full((len(pictures), 1), PREDICTION) - columns
+    logits = ask(Question(classes=ranks))
+    classes = (logits.argmax(axis=-1)[:, None] + 1 + columns) % two.classes
+    ask(Question(classes=classes))
+    if one.class_weights is not None and two.class_weights is not None:
+        weights = np.random.default_rng(0).normal(size=logits.shape).astype(np.float32)
+        ask(Question(classes=classes[:, :1], weights=weights))
     return comparison
 
 
@@ -184,6 +193,11 @@ def _with_torch(
     from onnxplain.export import require_packages
 
     require_packages()
+    if side.contract.input.layout == "HWC":
+        raise InputError(
+            f"{side.name} takes pictures as they are and torch pixel values; compare with a file "
+            "exported without --embed-preprocessing (embed_preprocessing=False)"
+        )
     from onnxplain.export.reference import (
         reference_contract,
         reference_outputs,
@@ -202,9 +216,10 @@ def _with_torch(
         for run in runs:
             feed, _, _ = run
             pixels = feed[side.contract.input.name]
-            prediction = np.full(len(pixels), PREDICTION, np.int64)
-            target = feed.get(side.contract.target or "", prediction)
-            found = model.run(pixels, target, comparison.wanted(side))
+            prediction = np.full(len(pixels), PREDICTION)
+            classes = feed.get(side.contract.target or "", prediction)
+            asked = Question(classes=classes[:, None])
+            found = model.run(list(pixels), asked, comparison.wanted(side))
             expected = reference_values(run, found, side.contract)
             comparison.add(found, expected, size=pixels.shape[2:])
     return comparison
@@ -317,6 +332,8 @@ class _Comparison:
             self._add(map_name(method), *maps)
 
     def _add(self, output: str, found: NDArray[Any], expected: NDArray[Any]) -> None:
+        if found.ndim != expected.ndim and method_of(output):  # one has several classes at once
+            found, expected = (a[:, 0] if a.ndim == 4 else a for a in (found, expected))
         if found.shape != expected.shape:
             ours, theirs = list(found.shape), list(expected.shape)
             self._note(f"{output} is {ours} in {self.first.name}, {theirs} in {self.second.name}")
