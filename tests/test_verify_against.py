@@ -29,6 +29,8 @@ from onnxplain.cli import app
 from onnxplain.differences import measure
 from onnxplain.export.plain import to_onnx
 from onnxplain.outputs import METHODS, depends_on_class, map_name
+from onnxplain.runtime.model import Model
+from onnxplain.runtime.targets import PREDICTION, Question
 
 ROUNDING = 1e-5  # of float32 sums over tokens and layers in another order
 
@@ -79,6 +81,18 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for outputs in ("maps", "both"):
         path = folder / f"max.{outputs}.onnx"
         ox.instrument(plain, path, outputs=outputs, map_options=options, methods=few)
+    ox.instrument(plain, folder / "heatmaps.onnx", heatmaps=True, methods=few)
+    path = folder / "several.onnx"
+    ox.instrument(plain, path, targets=3, heatmaps=True, methods=few)
+    ox.instrument(plain, folder / "sums.onnx", seed="weights", methods=few)
+    for name in ("embedded", "cropped"):
+        ox.instrument(
+            plain,
+            folder / f"{name}.onnx",
+            embed_preprocessing=name == "embedded",
+            preprocessing={"crop_pct": 0.9},
+            methods=few,
+        )
     return folder
 
 
@@ -136,9 +150,10 @@ class TestFiles:
         assert not found["attention_relevance.0"].within
 
     def test_bundle_against_a_single_file(self, exported: Path) -> None:
-        report = ox.verify(exported / "bundle", against=exported / "taps.onnx")
-        contract = ox.Explainer(exported / "taps.onnx").contract
+        report = ox.verify(exported / "bundle", against=exported / "both.onnx")
+        contract = ox.Explainer(exported / "both.onnx").contract
         outputs = {"logits", *(name for names in contract.methods.values() for name in names)}
+        outputs |= set(map(map_name, METHODS))
         assert set(by_name(report)) == outputs
         assert max(one.relative for one in report.differences) < ROUNDING
         assert report.within
@@ -271,6 +286,66 @@ class TestMaps:
         assert report.within
         (note,) = (note for note in report.notes if "of rollout are not compared" in note)
         assert "head_fusion" in note
+
+
+class TestKinds:
+    """Files that are asked in other ways."""
+
+    def outputs(self, exported: Path, one: str, other: str) -> dict[str, Any]:
+        report = ox.verify(exported / f"{one}.onnx", against=exported / f"{other}.onnx")
+        assert report.within
+        return by_name(report)
+
+    def test_heatmaps(self, exported: Path) -> None:
+        found = self.outputs(exported, "heatmaps", "several")
+        for method in ("rollout", "gradcam"):
+            assert found[f"heatmap.{method}"].shape == (2, 32, 32)
+            assert found[f"heatmap.{method}"].largest == 1
+            assert found[f"heatmap.{method}"].spearman > 0.999
+
+    def test_several_classes_at_once(self, exported: Path) -> None:
+        found = self.outputs(exported, "several", "several")
+        assert found["map.gradcam"].shape == (2, 3, 4, 4)
+        assert found["map.rollout"].shape == (2, 4, 4)
+
+    @pytest.mark.parametrize("other", ["both", "taps", "maps"])
+    def test_several_classes_against_one(self, other: str, exported: Path) -> None:
+        for pair in (("several", other), (other, "several")):
+            found = self.outputs(exported, *pair)
+            assert {"logits", "map.gradcam", "map.rollout"} == set(found)
+            assert found["map.gradcam"].shape == (2, 4, 4)
+
+    def test_sums_of_logits_are_asked_for_too(
+        self, exported: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Question] = []
+        run = Model.run
+
+        def listen(self: Model, images: Any, question: Question, outputs: Any) -> Any:
+            asked.append(question)
+            return run(self, images, question, outputs)
+
+        monkeypatch.setattr(Model, "run", listen)
+        self.outputs(exported, "sums", "taps")
+        assert [question.weights is None for question in asked] == [True] * 4
+        for i in range(0, 4, 2):
+            np.testing.assert_array_equal(asked[i].classes, asked[i + 1].classes)
+        assert (asked[0].classes == PREDICTION).all()
+        assert (asked[2].classes >= 0).all()
+        asked.clear()
+        self.outputs(exported, "sums", "sums")
+        assert [question.weights is None for question in asked] == [True] * 4 + [False] * 2
+
+    def test_preprocessing_in_the_graph(self, exported: Path) -> None:
+        for pair in (("embedded", "cropped"), ("cropped", "embedded"), ("embedded", "embedded")):
+            assert "attention_gradient.0" not in (found := self.outputs(exported, *pair))
+            assert {"logits", "attention.0", "features_gradient", "map.gradcam"} <= set(found)
+            assert found["attention.0"].shape[0] == 2
+
+    def test_preprocessing_in_the_graph_against_torch(self, exported: Path) -> None:
+        path = exported / "embedded.onnx"
+        line = complaint("verify", path, "--against", "timm:test_vit", "--checkpoint", "w.pth")
+        assert "takes pictures as they are" in line
 
 
 class TestNotFinite:
