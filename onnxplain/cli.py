@@ -49,6 +49,7 @@ from onnxplain.options import (
 )
 from onnxplain.reporting import (
     print_contract,
+    print_demo,
     print_explanation,
     print_report,
     print_verification,
@@ -371,18 +372,19 @@ def _verify(
     debug: Debug = False,
 ) -> None:
     """Compare two files output by output, or one on two devices, or one with a timm model."""
-    report = onnxplain.verify(
-        model,
-        against=against,
-        device=device,
-        images=image or (),
-        batch=batch,
-        seed=seed,
-        tolerance=tolerance,
-        checkpoint=checkpoint,
-        **sized(img_size),
-        **given(num_classes=num_classes, pretrained=pretrained or None),
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table
+        report = onnxplain.verify(
+            model,
+            against=against,
+            device=device,
+            images=image or (),
+            batch=batch,
+            seed=seed,
+            tolerance=tolerance,
+            checkpoint=checkpoint,
+            **sized(img_size),
+            **given(num_classes=num_classes, pretrained=pretrained or None),
+        )
     print_verification(report, as_json)
     raise typer.Exit(0 if report.within else SOME_FAILED)
 
@@ -400,18 +402,4 @@ def _demo(
 
     with progress("explaining", scenes) as step:
         shown = show(output, scenes=scenes, seed=seed, step=step)
-    if as_json:
-        print_json(
-            device=shown.device,
-            asked=shown.asked,
-            hits=shown.hits,
-            pictures=[str(path) for path in shown.pictures],
-            combined=str(shown.combined),
-        )
-        return
-    print(f"{scenes} pictures of two garments, each garment asked for in turn.")
-    print("How often is a method's map largest on the garment that was asked for?")
-    width = max(map(len, shown.hits))
-    for method, hits in shown.hits.items():
-        print(f"  {method:{width}} {hits:3} of {shown.asked}")
-    print(f"-> {shown.combined}, and one picture for each scene beside it")
+    print_demo(shown, as_json)

@@ -1,4 +1,4 @@
-"""What commands print: of an export, an explanation, a contract, a verification."""
+"""What commands print: of an export, an explanation, a contract, a verification, the demo."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from onnxplain.console import complain, print_json
 
 if TYPE_CHECKING:
     from onnxplain.contract import Contract
+    from onnxplain.demo.show import Shown
     from onnxplain.graphs import Report
     from onnxplain.runtime import Explanation
     from onnxplain.verification import Verification
 
 __all__ = [
     "print_contract",
+    "print_demo",
     "print_explanation",
     "print_report",
     "print_verification",
@@ -83,6 +85,24 @@ def print_contract(model: Path, contract: Contract, as_json: bool) -> None:
     for name, value in describe(contract):
         table.add_row(name, value)
     Console().print(table)
+
+
+def print_demo(shown: Shown, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            device=shown.device,
+            asked=shown.asked,
+            hits=shown.hits,
+            pictures=[str(path) for path in shown.pictures],
+            combined=str(shown.combined),
+        )
+        return
+    print(f"{len(shown.pictures)} pictures of two garments, each garment asked for in turn.")
+    print("How often is a method's map largest on the garment that was asked for?")
+    width = max(map(len, shown.hits))
+    for method, hits in shown.hits.items():
+        print(f"  {method:{width}} {hits:3} of {shown.asked}")
+    print(f"-> {shown.combined}, and one picture for each scene beside it")
 
 
 def print_verification(report: Verification, as_json: bool) -> None:

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "inspection": {"contract"},
     "console": {"errors"},
     "options": {"errors"},
-    "reporting": {"console", "inspection", "panel", *PUBLIC},
+    "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {
