@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from small_vits import small_vit
@@ -101,6 +102,27 @@ def test_other_options_take_the_taps_or_are_refused(plain: ir.Model, tmp_path: P
     with pytest.raises(ox.InputError, match="holds the map of rollout for 'mean'"):
         maps.explain(images, method="rollout", head_fusion="max")
     _assert_same(maps.explain(images, method="rollout").grid, usual.grid, "rollout")
+
+
+def test_nothing_but_the_map_and_the_logits_is_fetched(
+    vit: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU what is fetched is what is copied to the host, and taps are large."""
+    both = _instrumented(vit, tmp_path / "both.onnx", outputs="both")
+    fetched: list[list[str]] = []
+    run = onnxruntime.InferenceSession.run
+
+    def listen(self: Any, names: list[str], feeds: Any) -> Any:
+        fetched.append(names)
+        return run(self, names, feeds)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", listen)
+    for method in both.methods:
+        both.explain(_images(both), method=method)
+        assert fetched.pop() == [both.contract.logits, map_name(method)]
+    list(both.explain_each(_images(both)))
+    assert sorted(fetched.pop()) == sorted([both.contract.logits, *map(map_name, METHODS)])
+    assert fetched == []
 
 
 def test_a_bundle_of_maps(tmp_path: Path) -> None:
