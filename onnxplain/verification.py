@@ -21,7 +21,7 @@ from onnxplain.outputs import map_name
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.preprocessing import prepare
-from onnxplain.runtime.targets import PREDICTION
+from onnxplain.runtime.targets import PREDICTION, Question
 
 __all__ = ["Verification", "verify"]
 
@@ -159,17 +159,23 @@ def _with_file(
 ) -> _Comparison:
     comparison = _Comparison(*_of_one_kind(side, _Side.of(other)), tolerance)
     first, second = comparison.first, comparison.second
-    pixels = [
-        np.stack([pixels for pixels, _ in prepare(pictures, one.contract.input)])
-        for one in (first, second)
-    ]
-    target = np.full(len(pictures), PREDICTION, np.int64)
+    images, images2 = (
+        [image for image, _ in prepare(pictures, one.contract.input)] for one in (first, second)
+    )
+    # Files that take several classes at once are asked for as many if both take as many.
+    counts = {first.contract.targets, second.contract.targets}
+    count = counts.pop() if len(counts) == 1 else 1
+    classes = np.broadcast_to(PREDICTION - np.arange(count), (len(pictures), count))
     for _ in range(2):
-        found = model.run(pixels[0], target, comparison.wanted(first))
-        expected = other.run(pixels[1], target, comparison.wanted(second))
+        asked = Question(classes=classes)
+        found = model.run(images, asked, comparison.wanted(first))
+        expected = other.run(images2, asked, comparison.wanted(second))
+        if count == 1:
+            found = dispatch.of_first_class(found, first.contract)
+            expected = dispatch.of_first_class(expected, second.contract)
         comparison.add(found, expected)
-        logits = expected[second.contract.logits]
-        target = (logits.argmax(axis=-1) + 1) % second.contract.classes
+        order = (-expected[second.contract.logits]).argsort(axis=-1, kind="stable")
+        classes = (order[:, :count] + 1) % second.contract.classes
     return comparison
 
 
@@ -204,7 +210,9 @@ def _with_torch(
             pixels = feed[side.contract.input.name]
             prediction = np.full(len(pixels), PREDICTION, np.int64)
             target = feed.get(side.contract.target or "", prediction)
-            found = model.run(pixels, target, comparison.wanted(side))
+            asked = Question(classes=target[:, None])
+            found = model.run(list(pixels), asked, comparison.wanted(side))
+            found = dispatch.of_first_class(found, side.contract)
             expected = reference_values(run, found, side.contract)
             comparison.add(found, expected, size=pixels.shape[2:])
     return comparison
