@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnxplain.outputs import METHODS
 from onnxplain.runtime.explanation import DEGENERATE_SPAN
 
-__all__ = ["RELEVANCE_L2", "RELEVANCE_SPEARMAN", "TOLERANCE", "Difference", "measure", "method_of"]
+__all__ = ["RELEVANCE_L2", "RELEVANCE_SPEARMAN", "TOLERANCE", "Difference", "measure"]
 
 TOLERANCE = 1e-4
 # Relevance is divided by sums that may nearly cancel, so single values of it are not reproducible.
@@ -91,7 +91,7 @@ def measure(
     relative = absolute / (largest or 1.0)
     relative_l2 = float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
     spearman = None
-    if method_of(output):
+    if _method_of(output):
         maps = (values.reshape(-1, math.prod(values.shape[-2:])) for values in (a, b))
         spearman = min(map(_spearman, *maps))
     if _is_relevance(output):
@@ -112,14 +112,14 @@ def measure(
     )
 
 
-def method_of(output: str) -> str | None:
+def _method_of(output: str) -> str | None:
     """The method whose map or heatmap the output is, if it is one."""
     _, _, method = output.partition(".")
     return method if method in METHODS else None
 
 
 def _is_relevance(output: str) -> bool:
-    method = method_of(output)
+    method = _method_of(output)
     made_of = [output] if method is None else METHODS[method].outputs(1)
     return any("relevance" in name for name in made_of)
 

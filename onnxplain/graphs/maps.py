@@ -196,13 +196,14 @@ def _attention_gradcam(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
 
 def _rollout(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
     fuse = _FUSE[options["head_fusion"]]
-    layers = rows.layers("attention", options["start_layer"])
     b, tokens, product = rows.b, rows.contract.tokens.count, None
+    fused = []
     # First layer first, as the attentions come, so that none has to wait for the last one.
-    for number, attention in reversed(layers):
+    for number, attention in reversed(rows.layers("attention", options["start_layer"])):
         matrix = rows.square(number, b.reduce(fuse, attention, [1], keepdims=False))
         matrix = _discard(rows, matrix, options["discard_ratio"])
-        scale = b.add(b.sum(matrix, [2]), 1.0)
+        fused.append((matrix, b.add(b.sum(matrix, [2]), 1.0)))
+    for matrix, scale in fused:
         if product is None:
             product = b.div(b.add(matrix, rows.identity(tokens)), scale)
         else:

@@ -14,7 +14,7 @@ from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import ALIASES, METHODS, map_name
 from onnxplain.runtime import methods
 
-__all__ = ["check_options", "choose", "compute", "reads", "served"]
+__all__ = ["check_options", "choose", "compute", "of_first_class", "reads", "served"]
 
 _BEST_FIRST = (
     "transformer_attribution",
@@ -177,6 +177,17 @@ def compute(
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}
     grid[finite] = function(*arguments, **keywords, **options)
     return grid
+
+
+def of_first_class(
+    values: Mapping[str, NDArray[Any]], contract: Contract
+) -> dict[str, NDArray[Any]]:
+    """The outputs of a file that takes several classes at once, as of one that takes one."""
+    several = contract.targets > 1
+    return {
+        name: value[:, 0] if several and value.ndim == 4 else value
+        for name, value in values.items()
+    }
 
 
 def _where_finite(maps: NDArray[Any]) -> NDArray[np.float32]:
