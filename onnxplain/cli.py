@@ -6,7 +6,6 @@ Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,30 +14,46 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, print_report, progress
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
+    Checkpoint,
     Colormap,
     Debug,
     Device,
     DiscardRatio,
+    EmbedPreprocessing,
     Gamma,
     HeadFusion,
+    Heatmap,
     ImageSize,
     Json,
     Labels,
     Methods,
     Model,
     ModelOutput,
+    NumClasses,
     Outputs,
     Precision,
+    Pretrained,
+    Seed,
     StartLayer,
+    Targets,
     given,
     read_names,
     read_size,
     read_triple,
+    read_weights,
     sized,
+)
+from onnxplain.reporting import (
+    print_contract,
+    print_demo,
+    print_explanation,
+    print_report,
+    print_verification,
+    summary_of,
 )
 
 if TYPE_CHECKING:
@@ -71,25 +86,27 @@ def _common(
 def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
     img_size: ImageSize = None,
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
     ] = False,
     labels: Labels = None,
     methods: Methods = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
+    pretrained: Pretrained = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
@@ -110,6 +127,10 @@ def _export(
             dynamic_size=dynamic_size or None,
             outputs=outputs,
             map_options=maps,
+            heatmaps=heatmap,
+            targets=targets,
+            seed=seed,
+            embed_preprocessing=embed_preprocessing,
             precision=precision,
             **options,
         )
@@ -132,10 +153,14 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
@@ -158,6 +183,10 @@ def _instrument(
         gamma=gamma,
         outputs=outputs,
         map_options=maps,
+        heatmaps=heatmap,
+        targets=targets,
+        seed=seed,
+        embed_preprocessing=embed_preprocessing,
         precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
@@ -179,6 +208,10 @@ def _explain(
     method: Annotated[str, typer.Option(help="auto: the best that the file has.")] = "auto",
     target: Annotated[
         str | None, typer.Option(help="Class, label or number. Default: each one's prediction.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=NUMBER", help="Instead: of a sum of logits; repeat it."),
     ] = None,
     kind: Annotated[
         Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
@@ -215,18 +248,24 @@ def _explain(
             step()
 
         for result in explainer.explain_many(
-            places, batch_size=batch_size, on_error=fail, method=method, target=target, **options
+            places,
+            batch_size=batch_size,
+            on_error=fail,
+            method=method,
+            target=target,
+            class_weights=read_weights(weight),
+            **options,
         ):
             source = result.pictures[0].path
             assert source is not None  # every input is a file
             result.save(places[source], kind, **given(alpha=alpha, colormap=colormap))
             done.append(
                 {"input": str(source), "output": str(places[source])}
-                | _summary(result)
+                | summary_of(result)
                 | {"degenerate": bool(result.degenerate[0])}
             )
             if not as_json:
-                _tell(done[-1])
+                print_explanation(done[-1])
             step()
     if as_json:
         print_json(
@@ -238,12 +277,6 @@ def _explain(
             failed=[{"input": str(path), "error": error} for path, error in failures.items()],
         )
     raise typer.Exit(SOME_FAILED if failures else 0)
-
-
-def _tell(one: dict[str, Any]) -> None:
-    note = " (blank map)" if one["degenerate"] else ""
-    share = f"{one['label']} {one['probability']:.1%}"
-    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
 
 
 @app.command("compare")
@@ -283,7 +316,7 @@ def _compare(
 
         def explained() -> Iterator[Explanation]:
             for result in explainer.explain_each([picture] * len(classes), target=classes):
-                rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
+                rows[:] = rows or [summary_of(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
                     row["degenerate"] += [result.method] if degenerate else []
                 yield result
@@ -311,21 +344,49 @@ def _compare(
 @app.command("inspect")
 def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     """Print what an explained file says of itself."""
-    contract = onnxplain.Explainer(model, device="cpu").contract
-    if as_json:
-        print(json.dumps(json.loads(contract.to_json()), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
+    print_contract(model, onnxplain.Explainer(model, device="cpu").contract, as_json)
 
-    from onnxplain.inspection import describe
 
-    table = Table(title=str(model), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in describe(contract):
-        table.add_row(name, value)
-    Console().print(table)
+@app.command("verify")
+def _verify(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Another file or bundle, or timm:NAME.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="What runs MODEL; OTHER, or MODEL itself, is run on the CPU.")
+    ] = "cpu",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture, beside random ones; may be repeated.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Random pictures. Default: 2.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which random pictures.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference by an output's largest value.")
+    ] = 1e-4,
+    img_size: ImageSize = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two files output by output, or one on two devices, or one with a timm model."""
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table
+        report = onnxplain.verify(
+            model,
+            against=against,
+            device=device,
+            images=image or (),
+            batch=batch,
+            seed=seed,
+            tolerance=tolerance,
+            checkpoint=checkpoint,
+            **sized(img_size),
+            **given(num_classes=num_classes, pretrained=pretrained or None),
+        )
+    print_verification(report, as_json)
+    raise typer.Exit(0 if report.within else SOME_FAILED)
 
 
 @app.command("demo")
@@ -341,28 +402,4 @@ def _demo(
 
     with progress("explaining", scenes) as step:
         shown = show(output, scenes=scenes, seed=seed, step=step)
-    if as_json:
-        print_json(
-            device=shown.device,
-            asked=shown.asked,
-            hits=shown.hits,
-            pictures=[str(path) for path in shown.pictures],
-            combined=str(shown.combined),
-        )
-        return
-    print(f"{scenes} pictures of two garments, each garment asked for in turn.")
-    print("How often is a method's map largest on the garment that was asked for?")
-    width = max(map(len, shown.hits))
-    for method, hits in shown.hits.items():
-        print(f"  {method:{width}} {hits:3} of {shown.asked}")
-    print(f"-> {shown.combined}, and one picture for each scene beside it")
-
-
-def _summary(one: Explanation) -> dict[str, Any]:
-    from onnxplain.panel import probability
-
-    return {
-        "target": int(one.target[0]),
-        "label": one.labels[0],
-        "probability": float(probability(one)[0]),
-    }
+    print_demo(shown, as_json)

@@ -11,17 +11,14 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 from onnxplain.errors import OnnxplainError
 
-if TYPE_CHECKING:
-    from onnxplain.graphs import Report
-
-__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "print_report", "progress"]
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress"]
 
 SOME_FAILED = 1
 UNUSABLE = 2
@@ -100,29 +97,6 @@ def complain(message: str) -> None:
 
 def print_json(**summary: Any) -> None:
     print(json.dumps(summary, indent=2))
-
-
-def print_report(report: Report, as_json: bool) -> None:
-    from onnxplain.inspection import describe_verification
-
-    size = sum(report.files.values())
-    if kept := report.kept_float32:
-        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
-    if as_json:
-        print_json(
-            path=str(report.path),
-            files=dict(report.files),
-            source_bytes=report.source_bytes,
-            opset=report.opset,
-            methods=list(report.methods),
-            precision=report.contract.precision,
-            kept_float32=list(report.kept_float32),
-            verification=report.verification,
-        )
-        return
-    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
-    print(f"methods: {', '.join(report.methods)}")
-    print(f"verified: {describe_verification(report.verification)}")
 
 
 @contextlib.contextmanager

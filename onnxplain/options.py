@@ -12,28 +12,39 @@ from onnxplain.errors import InputError
 
 __all__ = [
     "Alpha",
+    "Checkpoint",
     "Colormap",
     "Debug",
     "Device",
     "DiscardRatio",
+    "EmbedPreprocessing",
     "Gamma",
     "HeadFusion",
+    "Heatmap",
     "ImageSize",
     "Json",
     "Labels",
     "Methods",
     "Model",
     "ModelOutput",
+    "NumClasses",
     "Outputs",
     "Precision",
+    "Pretrained",
+    "Seed",
     "StartLayer",
+    "Targets",
     "given",
     "read_names",
     "read_size",
     "read_triple",
+    "read_weights",
     "sized",
 ]
 
+Checkpoint = Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")]
+NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of the checkpoint.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download weights.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
 ModelOutput = Annotated[
     Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")
@@ -41,8 +52,19 @@ ModelOutput = Annotated[
 Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
 Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
 Outputs = Annotated[
-    Literal["taps", "maps", "both"],
-    typer.Option(help="maps: finished maps. taps: what they are made of."),
+    Literal["taps", "maps", "both"] | None,
+    typer.Option(help="maps: finished maps. taps: what they are made of. Default: both."),
+]
+Heatmap = Annotated[
+    bool, typer.Option("--heatmap", help="Maps also in 0..1 at the size of the input.")
+]
+Targets = Annotated[int, typer.Option(min=1, help="So many classes of each image in one run.")]
+Seed = Annotated[
+    Literal["target", "weights"],
+    typer.Option(help="weights: an input asks for any sum of logits, too."),
+]
+EmbedPreprocessing = Annotated[
+    bool, typer.Option("--embed-preprocessing", help="Input: one uint8 picture of any size.")
 ]
 HeadFusion = Annotated[str | None, typer.Option(help="rollout: mean, max or min.")]
 DiscardRatio = Annotated[
@@ -94,3 +116,19 @@ def read_triple(text: str, option: str) -> tuple[float, float, float]:
             f"{option} {text!r}: expected three numbers, such as 0.5,0.5,0.5"
         ) from None
     return red, green, blue
+
+
+def read_weights(texts: list[str] | None) -> dict[str, float] | None:
+    """The weights by class, each given as CLASS=NUMBER; a label may hold an = itself."""
+    if not texts:
+        return None
+    weights: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise InputError(f"--weight {text!r}: expected CLASS=NUMBER, such as cat=1 or dog=-0.5")
+    return weights

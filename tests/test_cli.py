@@ -53,7 +53,7 @@ def picture(path: Path, *, size: tuple[int, int] = (20, 12), seed: int = 0) -> P
 def test_version_and_help() -> None:
     assert done("--version") == f"onnxplain {onnxplain.__version__}\n"
     help_text = done("--help")
-    for command in ("export", "instrument", "explain", "compare", "inspect", "demo"):
+    for command in ("export", "instrument", "explain", "compare", "inspect", "verify", "demo"):
         assert command in help_text
 
 

@@ -103,7 +103,25 @@ def test_a_device_by_number_and_with_options(gpu_build: type[Session]) -> None:
     assert opened("cuda:1", arena_extend_strategy="kSameAsRequested") == "cuda:1"
     assert gpu_build.asked[0] == (
         "CUDAExecutionProvider",
-        {"arena_extend_strategy": "kSameAsRequested", "device_id": 1},
+        {"arena_extend_strategy": "kSameAsRequested", "device_id": 1, "use_tf32": 0},
     )
     assert opened("cuda", device_id=2) == "cuda:2"
     assert opened([("CUDAExecutionProvider", {"device_id": 3})]) == "cuda:3"
+
+
+def test_cuda_computes_in_full_float32_unless_asked_otherwise(gpu_build: type[Session]) -> None:
+    gpu_build.loadable = (
+        "TensorrtExecutionProvider",
+        "CUDAExecutionProvider",
+        "CPUExecutionProvider",
+    )
+    opened("cuda")
+    assert gpu_build.asked[0] == ("CUDAExecutionProvider", {"device_id": 0, "use_tf32": 0})
+    opened("cuda", use_tf32=1)
+    assert gpu_build.asked[0] == ("CUDAExecutionProvider", {"device_id": 0, "use_tf32": 1})
+    opened("tensorrt:1")  # which has no such option
+    assert gpu_build.asked == [
+        ("TensorrtExecutionProvider", {"device_id": 1}),
+        ("CUDAExecutionProvider", {"device_id": 1, "use_tf32": 0}),
+        ("CPUExecutionProvider", {}),
+    ]

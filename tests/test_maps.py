@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from small_vits import small_vit
@@ -103,6 +104,27 @@ def test_other_options_take_the_taps_or_are_refused(plain: ir.Model, tmp_path: P
     _assert_same(maps.explain(images, method="rollout").grid, usual.grid, "rollout")
 
 
+def test_nothing_but_the_map_and_the_logits_is_fetched(
+    vit: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU what is fetched is what is copied to the host, and taps are large."""
+    both = _instrumented(vit, tmp_path / "both.onnx", outputs="both")
+    fetched: list[list[str]] = []
+    run = onnxruntime.InferenceSession.run
+
+    def listen(self: Any, names: list[str], feeds: Any) -> Any:
+        fetched.append(names)
+        return run(self, names, feeds)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", listen)
+    for method in both.methods:
+        both.explain(_images(both), method=method)
+        assert fetched.pop() == [both.contract.logits, map_name(method)]
+    list(both.explain_each(_images(both)))
+    assert sorted(fetched.pop()) == sorted([both.contract.logits, *map(map_name, METHODS)])
+    assert fetched == []
+
+
 def test_a_bundle_of_maps(tmp_path: Path) -> None:
     module = small_vit(dynamic_img_size=True)
     ox.export(module, tmp_path / "maps", outputs="maps")
@@ -137,7 +159,7 @@ def test_a_damaged_target_is_named(vit: ir.Model, tmp_path: Path) -> None:
     ox.instrument(vit, tmp_path / "maps", outputs="maps", methods=["generic_attention"])
     document = tmp_path / "maps" / "contract.json"
     document.write_text(json.dumps({**json.loads(document.read_text()), "target": "class"}))
-    with pytest.raises(ox.ContractError, match="names the target 'class'"):
+    with pytest.raises(ox.ContractError, match="names the input 'class'"):
         ox.Explainer(tmp_path / "maps", device="cpu").explain(np.zeros((1, 3, 32, 32), np.float32))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from onnxplain.graphs import Report
 
-__all__ = ["export"]
+__all__ = ["export", "require_packages"]
 
 
 def export(
@@ -94,14 +94,7 @@ def export(
         VerificationError: The result differs from torch by more than 1e-4 of the largest value.
         MissingDependencyError: The extra `export` is not installed.
     """
-    for package in ("torch", "timm", "onnx", "onnx_ir", "onnxscript", "onnxruntime"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"export needs {package}, which cannot be imported ({error}); "
-                "pip install onnxplain[cpu,export]"
-            ) from error
+    require_packages()
     from onnxplain.export.stage import export_model
 
     return export_model(
@@ -123,6 +116,22 @@ def export(
         embed_preprocessing=embed_preprocessing,
         model_kwargs=model_kwargs,
     )
+
+
+def require_packages() -> None:
+    """Imports the packages of the extra `export`.
+
+    Raises:
+        MissingDependencyError: One of them is not installed.
+    """
+    for package in ("torch", "timm", "onnx", "onnx_ir", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"export needs {package}, which cannot be imported ({error}); "
+                "pip install onnxplain[cpu,export]"
+            ) from error
 
 
 class _Callable(ModuleType):

@@ -96,9 +96,14 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
         emit(b, name, outputs[name])
     target_last(graph)
     RemoveUnusedNodesPass()(model)
-    for node in graph:  # shapes of inner values are a third of what is added, and can be inferred
-        for value in node.outputs:
-            if value not in found.facts and not value.is_graph_output():
+    # Half of what is added would be shapes of inner values, which can be inferred, and names of
+    # nodes whose outputs have names.
+    for node in graph:
+        added = [value for value in node.outputs if value not in found.facts]
+        if len(added) == len(node.outputs):
+            node.name = ""
+        for value in added:
+            if not value.is_graph_output():
                 value.type = value.shape = None
     model.ir_version = max(model.ir_version, 4)  # before, an initializer had to be an input
     for domain in [domain for domain in model.opset_imports if domain != ""]:

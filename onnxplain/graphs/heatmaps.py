@@ -49,7 +49,9 @@ def heatmap(b: Builder, contract: Contract, method: str, drawn: Tensor) -> Tenso
         covered = size
         if patch is not None:
             covered = grid[0] * patch[0], grid[1] * patch[1]
-        rows, columns = (_between(b, *axis) for axis in zip(grid, covered, strict=True))
+        rows, columns = (
+            _between(b, drawn.dtype, *axis) for axis in zip(grid, covered, strict=True)
+        )
         scaled = b.matmul(b.matmul(rows, scaled), b.swap(columns))
         floor = b.reduce("ReduceMin", scaled, [1, 2], keepdims=True)
         top = b.reduce("ReduceMax", scaled, [1, 2], keepdims=True)
@@ -59,20 +61,20 @@ def heatmap(b: Builder, contract: Contract, method: str, drawn: Tensor) -> Tenso
     return b.where(sound, scaled, zero)
 
 
-def _between(b: Builder, count: int, size: int) -> Tensor:
+def _between(b: Builder, dtype: ir.DataType, count: int, size: int) -> Tensor:
     """[size, count]: each pixel's shares in the positions next to it, whose centres lie half a
     position from the edge.
 
     Made of nodes, not stored, so that it follows the size of the picture.
     """
-    at = b.mul(b.add(_numbers(b, size), 0.5), count / size)
-    bounds = [b.constant(np.array(n, np.float32)) for n in (0, count - 1)]
+    at = b.mul(b.add(_numbers(b, dtype, size), 0.5), count / size)
+    bounds = [b.scalar(n, at) for n in (0, count - 1)]
     at = b.op("Clip", [b.sub(at, 0.5), *bounds], at.shape)
-    apart = b.unary("Abs", b.sub(b.unsqueeze(at, 1), _numbers(b, count)))
+    apart = b.unary("Abs", b.sub(b.unsqueeze(at, 1), _numbers(b, dtype, count)))
     return b.unary("Relu", b.sub(b.scalar(1, apart), apart))
 
 
-def _numbers(b: Builder, count: int) -> Tensor:
+def _numbers(b: Builder, dtype: ir.DataType, count: int) -> Tensor:
     """0, 1, ..., count - 1."""
     bounds = [b.constant(np.array(n, np.int64)) for n in (0, count, 1)]
-    return b.cast(b.op("Range", bounds, (count,), ir.DataType.INT64), ir.DataType.FLOAT)
+    return b.cast(b.op("Range", bounds, (count,), ir.DataType.INT64), dtype)

@@ -44,6 +44,8 @@ _LIBRARIES = {
     "TensorrtExecutionProvider": "install the NVIDIA driver, onnxruntime-gpu[cuda,cudnn], TensorRT",
     "OpenVINOExecutionProvider": "install openvino",
 }
+# By default CUDA rounds the factors of products to 11 bits, and maps were not those of the CPU.
+_PRECISE = {"use_tf32": 0}
 _WARNINGS = 2  # onnxruntime's default
 _FATAL_ONLY = 4  # every failure comes back as an exception; onnxruntime need not print it as well
 
@@ -96,9 +98,10 @@ def _named(device: str, options: dict[str, Any]) -> Device:
             "or a list of onnxruntime providers"
         )
     index = {"device_id": int(number or options.get("device_id", 0))} if indexed else {}
-    providers = [(_PROVIDERS[kind], {**options, **index})]
+    precise = _PRECISE if kind == "cuda" else {}
+    providers = [(_PROVIDERS[kind], {**precise, **options, **index})]
     if kind == "tensorrt":  # it leaves the operators it does not know to CUDA
-        providers.append((_PROVIDERS["cuda"], dict(index)))
+        providers.append((_PROVIDERS["cuda"], {**_PRECISE, **index}))
     if kind != "cpu":
         providers.append((_CPU, {}))
     name = f"{kind}:{index['device_id']}" if indexed else kind
