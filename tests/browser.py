@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
-__all__ = ["SCENES", "Page", "build", "chromium", "served"]
+from onnxplain.contract import KEY
+
+__all__ = ["SCENES", "Page", "build", "changed", "chromium", "serve"]
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "web"
 SCENES = sorted((EXAMPLE / "scenes").glob("*.png"))
@@ -74,7 +78,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
+def serve(folder: Path) -> Iterator[str]:
     """The folder's address while it is served as `python -m http.server` does it."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -198,3 +202,14 @@ class Page:
             return [width, height, [...data]];"""
         )
         return np.array(data, np.uint8).reshape(height, width, 4)
+
+
+def changed(path: Path, change: Callable[[onnx.ModelProto, dict[str, Any]], None]) -> Path:
+    """The file after a change of the graph or of the contract's JSON."""
+    model = onnx.load(path)
+    (entry,) = (e for e in model.metadata_props if e.key == KEY)
+    contract = json.loads(entry.value)
+    change(model, contract)
+    entry.value = json.dumps(contract)
+    onnx.save(model, path)
+    return path

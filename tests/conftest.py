@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnx
 import pytest
+from browser import Page, build, chromium, serve
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from onnxplain.contract import KEY, AttentionLayer, Contract, ImageInput, Readout, Source, Tokens
 from onnxplain.outputs import (
@@ -256,3 +259,52 @@ def assert_same(
 ) -> None:
     for name in ("grid", "heatmap", "logits"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=rtol, atol=atol)
+
+
+# The example page in a browser
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """A small vision transformer as plain ONNX, an `onnx_ir.Model`."""
+    from small_vits import small_vit
+
+    from onnxplain.export.plain import to_onnx
+
+    return to_onnx(small_vit(), image_size=(32, 32))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Path]]:
+    """The page in a browser, and the folder that it is served from."""
+    folder = tmp_path_factory.mktemp("site")
+    build(folder)
+    profile = tmp_path_factory.mktemp("profile")
+    with serve(folder) as address, chromium(profile) as driver:
+        yield Page(driver, address), folder
+
+
+@pytest.fixture(scope="module")
+def opened(site: tuple[Page, Path]) -> Page:
+    return site[0].open()
+
+
+@pytest.fixture
+def page(opened: Page) -> Page:
+    """The page with the bundled model, and without an error from before."""
+    if opened.find("#model").text != "garments.onnx" or opened.error:
+        opened.open()
+    return opened
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Neither square nor regular: blurred noise of all sizes."""
+    path = tmp_path_factory.mktemp("photo") / "photo.png"
+    rng = np.random.default_rng(11)
+    layers = [
+        cv2.resize(rng.normal(size=(5 * n, 7 * n, 3)), (211, 157), interpolation=cv2.INTER_CUBIC)
+        for n in (1, 3, 10, 30)
+    ]
+    Image.fromarray((128 + 40 * np.sum(layers, axis=0)).clip(0, 255).astype(np.uint8)).save(path)
+    return path
