@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from onnxplain.outputs import METHODS
 from onnxplain.runtime.explanation import DEGENERATE_SPAN
 
-__all__ = ["RELEVANCE_L2", "RELEVANCE_SPEARMAN", "TOLERANCE", "Difference", "measure"]
+__all__ = [
+    "RELEVANCE_L2",
+    "RELEVANCE_SPEARMAN",
+    "TOLERANCE",
+    "Difference",
+    "is_relevance",
+    "measure",
+]
 
 TOLERANCE = 1e-4
 # Relevance is divided by sums that may nearly cancel, so single values of it are not reproducible.
@@ -94,7 +101,7 @@ def measure(
     if _method_of(output):
         maps = (values.reshape(-1, math.prod(values.shape[-2:])) for values in (a, b))
         spearman = min(map(_spearman, *maps))
-    if _is_relevance(output):
+    if is_relevance(output):
         within = relative_l2 <= RELEVANCE_L2 and (
             spearman is None or spearman >= RELEVANCE_SPEARMAN
         )
@@ -118,7 +125,8 @@ def _method_of(output: str) -> str | None:
     return method if method in METHODS else None
 
 
-def _is_relevance(output: str) -> bool:
+def is_relevance(output: str) -> bool:
+    """Whether an output of this name is relevance, or a map that is made of it."""
     method = _method_of(output)
     made_of = [output] if method is None else METHODS[method].outputs(1)
     return any("relevance" in name for name in made_of)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnxplain.contract import Contract, Readout
+from onnxplain.outputs import heatmap_name, map_name
 
 __all__ = ["describe", "describe_verification"]
 
@@ -26,7 +27,11 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     height, width = image.size
     free = "" if image.multiple is None else ", or any multiples of {} x {}".format(*image.multiple)
     size = f"{height} x {width} (height x width){free}"
-    yield "input", f"{image.name}: {image.layout}, {size}, {batch}"
+    if image.layout == "HWC":
+        picture = "one picture of any size, uint8 [height, width, 3]"
+        yield "input", f"{image.name}: {picture}, which the graph brings to {size}"
+    else:
+        yield "input", f"{image.name}: {image.layout}, {size}, {batch}"
     yield (
         "pictures",
         f"resized {image.interpolation}, crop {image.crop_mode} {image.crop_pct:g}, "
@@ -48,9 +53,19 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield "attention", "none of every token to every token"
     yield "classes", f"{contract.classes}{_labels(contract)}"
     yield "logits", contract.logits
-    yield "target", contract.target or "none: no output depends on the class"
+    yield "target", _target(contract)
+    if contract.class_weights is not None:
+        yield "sums of logits", contract.class_weights
     for method, outputs in contract.methods.items():
         yield f"method {method}", _outputs(outputs)
+    for method, options in contract.maps.items():
+        fixed = ", ".join(f"{name} {value}" for name, value in options.items())
+        names = (
+            f"{map_name(method)}, {heatmap_name(method)}"
+            if contract.heatmaps
+            else (map_name(method))
+        )
+        yield f"map {method}", f"{names}{fixed and f': {fixed}'}"
     for kind, file in (contract.graphs or {}).items():
         yield f"graph {kind}", file
     yield "verified", describe_verification(contract.verification)
@@ -67,6 +82,13 @@ def describe_verification(verification: Mapping[str, Any] | None) -> str:
     return f"against {against}, largest relative differences: " + ", ".join(
         f"{name} {value:.2g}" for name, value in differences.items()
     )
+
+
+def _target(contract: Contract) -> str:
+    if contract.target is None:
+        return "none: no output depends on the class"
+    count = contract.targets
+    return contract.target if count == 1 else f"{contract.target}: {count} classes at once"
 
 
 def _readout(readout: Readout | None) -> str:

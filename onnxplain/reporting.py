@@ -76,6 +76,7 @@ def print_contract(model: Path, contract: Contract, as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from onnxplain.inspection import describe
 
@@ -83,7 +84,7 @@ def print_contract(model: Path, contract: Contract, as_json: bool) -> None:
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in describe(contract):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # brackets are no markup
     Console().print(table)
 
 

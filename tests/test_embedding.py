@@ -70,9 +70,11 @@ def identity(spec: ImageInput) -> onnxruntime.InferenceSession:
 
 
 def noise(size: tuple[int, int]) -> Picture:
-    """Black and white, which overshoots most."""
+    """Hard edges, which overshoot most. Not in black and white alone: half of both is half of a
+    grey level, which Pillow's fixed-point arithmetic rounds as it falls."""
     random = np.random.default_rng(sum(size))
-    return (255 * random.integers(0, 2, (*size, 3))).astype(np.uint8)
+    values = random.integers(0, 256, (*size, 3))
+    return np.where(values < 200, values // 2 + 156 * (values % 2), values).astype(np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,6 @@ def noise(size: tuple[int, int]) -> Picture:
         {"crop_pct": 0.9},
         {"interpolation": "bilinear"},
         {"interpolation": "bilinear", "crop_pct": 0.9, "size": (32, 32)},
-        {"crop_mode": "squash"},
         {"crop_mode": "border", "crop_pct": 0.8},
         {"crop_mode": "border"},
         {"size": (32, 32), "crop_pct": 1.25},
@@ -105,8 +106,25 @@ def test_within_one_grey_level(change: Mapping[str, Any]) -> None:
         same = (grey[0] == grey[1]).transpose(2, 0, 1)
         if spec.color_order == "BGR":
             same = same[::-1]
-        assert same.mean() > 0.98, size
+        assert same.mean() > 0.9, size  # bilinear shares are often exact halves
         np.testing.assert_allclose(found[0][same], expected[same], rtol=0, atol=1e-5)
+
+
+def test_a_squashed_picture_within_one_grey_level() -> None:
+    """Of hard edges the rows first, as Pillow does it before version 13; of soft ones in any."""
+    spec = dataclasses.replace(SPEC, crop_mode="squash")
+    session = identity(spec)
+    height, width = spec.size
+    for size in PICTURES:
+        hard = Image.fromarray(noise(size))
+        steps = hard.resize((width, size[0]), Image.Resampling.BICUBIC)
+        steps = steps.resize((width, height), Image.Resampling.BICUBIC)
+        soft = Image.fromarray(noise((3, 4))).resize(size[::-1], Image.Resampling.BICUBIC)
+        for picture, expected in ((hard, steps), (soft, None)):
+            (found,) = session.run(None, {"image": np.array(picture)})
+            whole = denormalise(preprocess(expected or picture, spec)[0], spec)
+            difference = denormalise(found[0], spec).astype(int) - whole
+            assert np.abs(difference).max() <= 1, size
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +215,7 @@ def test_real_model_and_photos(shared_real: Path, tmp_path: Path) -> None:
             {"preprocessing": {"interpolation": "lanczos"}},
             "'lanczos'; expected bicubic or bilinear",
         ),
-        ({"preprocessing": {"crop_mode": "corner"}}, "crop mode 'corner'"),
+        ({"preprocessing": {"crop_mode": "corner"}}, "crop_mode 'corner'; expected"),
     ],
 )
 def test_what_cannot_be_embedded(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ def test_one_file_has_exactly_the_requested_methods(module: Any, tmp_path: Path)
     report = ox.export(module, tmp_path / "x.onnx", methods=["rollout"])
     assert report.methods == ("rollout",)
     outputs = [v.name for v in onnx.load(report.path).graph.output]
-    assert outputs == ["logits", "attention.0", "attention.1"]
+    assert outputs == ["logits", "attention.0", "attention.1", "map.rollout"]
 
 
 # Golden values

@@ -352,7 +352,8 @@ def test_a_bundle_holds_the_weights_once(plain: Path, tmp_path: Path) -> None:
         assert_same(found, expected)
     assert set().union(*names.values()) == expected.keys()
     assert names["plain"].keys() == {"output"}
-    assert names["attention"].keys() == {"output", "attention.0", "attention.1"}
+    taps = {"output", "attention.0", "attention.1"}
+    assert names["attention"].keys() == taps | {"map.raw_attention", "map.rollout"}
     large = sum(
         array.nbytes
         for tensor in onnx.load(plain).graph.initializer

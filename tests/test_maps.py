@@ -144,7 +144,10 @@ def test_a_bundle_of_maps(tmp_path: Path) -> None:
         ({"outputs": "maps", "map_options": {"discard_ratio": 1}}, "expected 0 <= ratio < 1"),
         ({"outputs": "maps", "map_options": {"start_layer": 2}}, "expected 0..1"),
         ({"outputs": "maps", "map_options": {"colour": 2}}, "unknown map option 'colour'"),
-        ({"map_options": {"start_layer": 1}}, "start_layer without maps"),
+        (
+            {"outputs": "taps", "map_options": {"start_layer": 1}},
+            "start_layer without maps",
+        ),
     ],
 )
 def test_wrong_arguments(

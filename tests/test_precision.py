@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.cli import app
+from onnxplain.differences import is_relevance
 from onnxplain.export.plain import inference_form, to_onnx
 from onnxplain.export.verify import relative_difference
 from onnxplain.graphs.precision import halved
@@ -104,7 +105,7 @@ def test_what_is_computed_is_finite_and_close(files: dict[str, Path]) -> None:
         assert values.dtype == np.float32
         assert np.isfinite(values).all(), name
         differences[name] = relative_difference(values, whole[name])
-    linear = {name: d for name, d in differences.items() if "relevance" not in name}
+    linear = {name: d for name, d in differences.items() if not is_relevance(name)}
     assert max(linear.values()) < ROUNDING
     assert differences["input_relevance_attnlrp"] < ROUNDING
     assert differences["logits"] > FLOAT32  # it is not the float32 file once more
@@ -113,7 +114,7 @@ def test_what_is_computed_is_finite_and_close(files: dict[str, Path]) -> None:
 def test_a_runtime_that_does_not_fold_computes_the_same(files: dict[str, Path]) -> None:
     folded, each_time = run(files["fp16"]), run(files["fp16"], LEVELS.ORT_DISABLE_ALL)
     for name, values in each_time.items():
-        if "relevance" not in name:
+        if not is_relevance(name):
             assert relative_difference(values, folded[name]) < FLOAT32, name
 
 

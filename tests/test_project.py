@@ -122,7 +122,7 @@ def commands_in(path: Path) -> Iterator[list[str]]:
     """The words of every `onnxplain ...` line in the code blocks of a text."""
     text = path.read_text(encoding="utf-8")
     for block in re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():  # a command may go on
             if line.startswith("onnxplain "):
                 yield shlex.split(line, comments=True)[1:]
 

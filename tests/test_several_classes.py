@@ -56,9 +56,8 @@ def run(path: Path, **feeds: Any) -> Values:
 
 
 def assert_same(found: NDArray[Any], expected: NDArray[Any], what: str) -> None:
-    scale = np.abs(expected).max()
-    assert scale > 0, what
-    assert np.abs(found - expected).max() <= SAME * scale, what
+    # Some maps have no positive part, and are 0.
+    assert np.abs(found - expected).max() <= SAME * np.abs(expected).max(), what
 
 
 def names(methods: Iterable[str]) -> list[str]:
@@ -77,6 +76,7 @@ def test_each_class_has_the_maps_of_a_run_of_its_own(
         for name in names(METHODS):
             maps = found[name][:, i] if name in names(CLASS_METHODS) else found[name]
             assert_same(maps, expected[name], f"{name} of class {i}")
+    assert len([name for name in names(METHODS) if np.abs(found[name]).max() > 0]) > 15
 
 
 def test_ranks_and_classes_side_by_side(several: Path) -> None:
@@ -127,7 +127,8 @@ def test_explain_classes_of_any_file(one: Path, several: Path, tmp_path: Path) -
     single, multiple = (ox.Explainer(path, device="cpu") for path in (one, several))
     assert multiple.contract.targets == TARGETS
     assert multiple.methods == tuple(METHODS)
-    for classes in (None, [8, "1", None, 3, 0]):
+    asked: list[list[Any] | None] = [None, [8, "1", None, 3, 0]]
+    for classes in asked:
         found = multiple.explain_classes(IMAGES, method="generic_attention", classes=classes, top=5)
         expected = single.explain_classes(
             IMAGES, method="generic_attention", classes=classes, top=5

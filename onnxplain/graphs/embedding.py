@@ -4,6 +4,9 @@ What `onnxplain.runtime.preprocessing.preprocess` does, in nodes. Pillow's resiz
 with matrices that hold the filter's weights: along the rows, rounded to 0..255, then along the
 columns. The matrices are computed from the picture's size, for the pixels of the crop alone, so
 that cropping and padding need no nodes of their own.
+
+Pillow 13 goes along the columns first where that is much shorter, which shows where a picture of
+hard edges is squashed; older ones never do.
 """
 
 from __future__ import annotations
@@ -161,46 +164,52 @@ class _Nodes:
 
     def _filter(
         self, interpolation: str, size: int, original: ir.Value, resized: ir.Value, offset: ir.Value
-    ) -> tuple[ir.Value, ir.Value]:
+    ) -> tuple[ir.Value, ...]:
         """Weights of the original's pixels in the crop's along one axis, [size, original], and
-        which of the crop's lie on the picture, [size, 1]."""
+        which of the crop's lie on the picture, [size, 1].
+
+        In double until they are there: a weight that is off in its sixth digit rounds one sum in a
+        hundred to another grey level.
+        """
         original, resized, offset = (
-            self.op("Cast", value, to=int(ir.DataType.FLOAT))
+            self.op("Cast", value, to=int(ir.DataType.DOUBLE))
             for value in (original, resized, offset)
         )
-        place = self.op("Add", np.arange(size, dtype=np.float32)[:, None], offset)
+        place = self.op("Add", np.arange(size, dtype=np.float64)[:, None], offset)
         inside = self.op(
             "And",
-            self.op("GreaterOrEqual", place, _float(0)),
+            self.op("GreaterOrEqual", place, _double(0)),
             self.op("Less", place, resized),
         )
         scale = self.op("Div", original, resized)
-        centre = self.op("Mul", self.op("Add", place, _float(0.5)), scale)
-        pixels = self.op("Range", _float(0), original, _float(1))
-        apart = self.op("Sub", self.op("Add", pixels, _float(0.5)), centre)
-        apart = self.op("Abs", self.op("Div", apart, self.op("Max", scale, _float(1))))
+        centre = self.op("Mul", self.op("Add", place, _double(0.5)), scale)
+        pixels = self.op("Range", _double(0), original, _double(1))
+        apart = self.op("Sub", self.op("Add", pixels, _double(0.5)), centre)
+        apart = self.op("Abs", self.op("Div", apart, self.op("Max", scale, _double(1))))
         weights = self._bicubic(apart) if interpolation == "bicubic" else self._bilinear(apart)
         total = self.op("ReduceSum", weights, _ints(1), keepdims=1)
-        shares = self.op("Where", inside, self.op("Div", weights, total), _float(0))
-        return shares, self.op("Cast", inside, to=int(ir.DataType.FLOAT))
+        shares = self.op("Where", inside, self.op("Div", weights, total), _double(0))
+        return tuple(
+            self.op("Cast", value, to=int(ir.DataType.FLOAT)) for value in (shares, inside)
+        )
 
     def _bilinear(self, x: ir.Value) -> ir.Value:
         """max(0, 1 - x)."""
-        return self.op("Relu", self.op("Sub", _float(1), x))
+        return self.op("Relu", self.op("Sub", _double(1), x))
 
     def _bicubic(self, x: ir.Value) -> ir.Value:
         """The cubic convolution kernel of Keys (1981), equation 3 with a = -1/2:
         (1.5 x - 2.5) x² + 1 below 1, ((2.5 - 0.5 x) x - 4) x + 2 below 2."""
         near = self._polynomial(x, 1.5, -2.5, 0.0, 1.0)
         far = self._polynomial(x, -0.5, 2.5, -4.0, 2.0)
-        beyond = self.op("Where", self.op("Less", x, _float(2)), far, _float(0))
-        return self.op("Where", self.op("Less", x, _float(1)), near, beyond)
+        beyond = self.op("Where", self.op("Less", x, _double(2)), far, _double(0))
+        return self.op("Where", self.op("Less", x, _double(1)), near, beyond)
 
     def _polynomial(self, x: ir.Value, first: float, *others: float) -> ir.Value:
-        value = self.op("Mul", x, _float(first))
+        value = self.op("Mul", x, _double(first))
         for i, other in enumerate(others):
             value = self.op("Mul", value, x) if i else value
-            value = self.op("Add", value, _float(other)) if other else value
+            value = self.op("Add", value, _double(other)) if other else value
         return value
 
 
@@ -210,6 +219,10 @@ def _ints(*values: int) -> np.ndarray:
 
 def _float(value: float) -> np.ndarray:
     return np.array(value, np.float32)
+
+
+def _double(value: float) -> np.ndarray:
+    return np.array(value, np.float64)
 
 
 def _per_channel(values: Sequence[float]) -> np.ndarray:
