@@ -31,6 +31,7 @@ __all__ = [
     "Outputs",
     "Precision",
     "Pretrained",
+    "RequireTarget",
     "Seed",
     "StartLayer",
     "Targets",
@@ -62,6 +63,9 @@ Targets = Annotated[int, typer.Option(min=1, help="So many classes of each image
 Seed = Annotated[
     Literal["target", "weights"],
     typer.Option(help="weights: an input asks for any sum of logits, too."),
+]
+RequireTarget = Annotated[
+    bool, typer.Option("--require-target", help="Inputs without defaults, which some refuse.")
 ]
 EmbedPreprocessing = Annotated[
     bool, typer.Option("--embed-preprocessing", help="Input: one uint8 picture of any size.")

@@ -226,6 +226,37 @@ def test_wrong_requests(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("arguments", [{"targets": 1}, {"targets": TARGETS}])
+def test_inputs_without_defaults(
+    vit: ir.Model, one: Path, arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.onnx"
+    ox.instrument(vit, path, seed="weights", require_target=True, **arguments)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    inputs = [value.name for value in session.get_inputs()]
+    assert inputs == ["pixel_values", "target", "class_weights"]
+    assert not session.get_overridable_initializers()
+    explainer, usual = (ox.Explainer(p, device="cpu") for p in (path, one))
+    questions: list[dict[str, Any]] = [{}, {"target": 4}, {"class_weights": {4: 1, 2: -1}}]
+    for asked in questions:
+        for method in ("generic_attention", "rollout"):
+            found = explainer.explain(IMAGES, method=method, **asked)
+            expected = usual.explain(IMAGES, method=method, **asked)
+            assert found.labels == expected.labels
+            assert_same(found.grid, expected.grid, method)
+
+
+def test_export_with_inputs_without_defaults(tmp_path: Path) -> None:
+    report = ox.export(
+        small_vit(),
+        tmp_path / "x.onnx",
+        methods=["gradcam"],
+        seed="weights",
+        require_target=True,
+    )
+    assert report.verification is not None
+
+
 def test_export_and_bundle_of_several_targets(one: Path, tmp_path: Path) -> None:
     ox.export(small_vit(), tmp_path / "bundle", targets=2)
     bundle = ox.Explainer(tmp_path / "bundle", device="cpu")

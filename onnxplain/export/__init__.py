@@ -42,6 +42,7 @@ def export(
     heatmaps: bool = False,
     targets: int = 1,
     seed: str = "target",
+    require_target: bool = False,
     embed_preprocessing: bool = False,
     **model_kwargs: Any,
 ) -> Report:
@@ -81,7 +82,8 @@ def export(
         precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
             bits; inputs, outputs and arithmetic stay float32. torch is then
             compared with its weights rounded in the same way.
-        outputs, map_options, heatmaps, targets, seed, embed_preprocessing: As in `instrument`.
+        outputs, map_options, heatmaps, targets, seed, require_target,
+            embed_preprocessing: As in `instrument`.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -113,6 +115,7 @@ def export(
         heatmaps=heatmaps,
         targets=targets,
         seed=seed,
+        require_target=require_target,
         embed_preprocessing=embed_preprocessing,
         model_kwargs=model_kwargs,
     )

@@ -46,6 +46,7 @@ def export_model(
     heatmaps: bool,
     targets: int,
     seed: str,
+    require_target: bool,
     embed_preprocessing: bool,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
@@ -57,6 +58,7 @@ def export_model(
         heatmaps=heatmaps,
         targets=targets,
         seed=seed,
+        require_target=require_target,
     )
     requested = None if image_size is None else height_and_width(image_size)
     bundle = path.suffix != ".onnx"

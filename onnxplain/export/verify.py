@@ -220,6 +220,9 @@ def _runs(
                 feed = {contract.input.name: image.numpy()}
                 if contract.target is not None:
                     feed[contract.target] = target.numpy()
+                if contract.class_weights is not None:  # 0: the target is explained
+                    zeros = np.zeros((len(target), contract.classes), np.float32)
+                    feed[contract.class_weights] = zeros
                 grid = contract.tokens.grid
                 if contract.layers:
                     heads = [layer.heads for layer in contract.layers]

@@ -52,6 +52,7 @@ def instrument(
     heatmaps: bool = False,
     targets: int = 1,
     seed: str = "target",
+    require_target: bool = False,
     embed_preprocessing: bool = False,
 ) -> Report:
     """Makes an ONNX image classifier explain itself.
@@ -85,6 +86,8 @@ def instrument(
             by default the likeliest ones, maps are [batch, targets, h, w].
         seed: "weights" adds an input `class_weights` [batch, classes], which explains that sum of
             logits instead of one class (cat rather than dog).
+        require_target: These inputs have no default (-1 is the prediction, 0 weighs nothing), for
+            runtimes that know no optional inputs (onnxruntime-web, OpenVINO).
         embed_preprocessing: The input becomes one picture as it is, `image` uint8
             [height, width, 3] RGB of any size, which the graph resizes, crops and normalises.
 
@@ -103,6 +106,7 @@ def instrument(
         heatmaps=heatmaps,
         targets=targets,
         seed=seed,
+        require_target=require_target,
     )
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)

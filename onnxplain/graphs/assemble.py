@@ -45,13 +45,13 @@ Part = Tap | Features
 Walk = tuple[Mapping[str, Rule], dict[str, Sequence[Part]]]
 
 
-def build(model: ir.Model, contract: Contract) -> ir.Model:
+def build(model: ir.Model, contract: Contract, *, require_target: bool = False) -> ir.Model:
     """The explained graph of a contract."""
     if contract.input.multiple is None:
-        explained = _build_for(model, contract)
+        explained = _build_for(model, contract, require_target)
     else:
         explained = for_any_size(
-            lambda size: _build_for(model, contract.at(size)),
+            lambda size: _build_for(model, contract.at(size), require_target),
             contract.input.name,
             contract.input.multiple,
         )
@@ -60,7 +60,7 @@ def build(model: ir.Model, contract: Contract) -> ir.Model:
     return explained
 
 
-def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
+def _build_for(model: ir.Model, contract: Contract, required: bool) -> ir.Model:
     """The explained graph for pictures of the contract's size."""
     model = model.clone()
     graph = model.graph
@@ -82,7 +82,13 @@ def _build_for(model: ir.Model, contract: Contract) -> ir.Model:
     asked: Sequence[Tensor | None] = [None]
     if walks:
         weighted = contract.class_weights is not None
-        asked = seeds(b, b.of(found.logits), targets=contract.targets, weighted=weighted)
+        asked = seeds(
+            b,
+            b.of(found.logits),
+            targets=contract.targets,
+            weighted=weighted,
+            required=required,
+        )
     drawn: dict[str, list[Tensor]] = {}
     for seed in asked:
         values = dict(outputs)

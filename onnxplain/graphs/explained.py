@@ -129,15 +129,16 @@ def explain(
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
     models: dict[str, ir.Model] = {}
+    required = request.require_target
     if not bundle:
-        models[SINGLE] = build(model, whole)
+        models[SINGLE] = build(model, whole, require_target=required)
     else:
         seen = set()
         for kind, methods_of_kind in GRAPH_KINDS.items():
             own = tuple(method for method in chosen if method in methods_of_kind)
             if own not in seen and (own or kind == "plain"):
                 seen.add(own)
-                models[kind] = build(model, with_methods(whole, own))
+                models[kind] = build(model, with_methods(whole, own), require_target=required)
         graphs = {kind: f"{kind}.onnx" for kind in models}
         whole = dataclasses.replace(whole, graphs=graphs)
     explained = Explained(whole, models, source_bytes)

@@ -31,6 +31,9 @@ class Request:
             of one class, so there are none for more than one.
         seed: "target": a class is asked for. "weights": also, by the input `class_weights`
             [batch, classes], any sum of logits.
+        require_target: Whether these inputs have to be given (a target of -1, weights of 0 are what
+            they are when left out). Some runtimes refuse values for inputs that can be left out
+            (onnxruntime-web), or make constants of them (OpenVINO).
 
     Raises:
         InputError: A value that is not one of these, or values that exclude each other.
@@ -41,6 +44,7 @@ class Request:
     heatmaps: bool = False
     targets: int = 1
     seed: str = "target"
+    require_target: bool = False
 
     def __post_init__(self) -> None:
         if self.outputs is not None and self.outputs not in OUTPUTS:

@@ -14,7 +14,9 @@ TARGET = "target"
 CLASS_WEIGHTS = "class_weights"
 
 
-def seeds(b: Builder, logits: Tensor, *, targets: int, weighted: bool) -> list[Tensor]:
+def seeds(
+    b: Builder, logits: Tensor, *, targets: int, weighted: bool, required: bool
+) -> list[Tensor]:
     """Adds the inputs that say what to explain, and what the walks back start from.
 
     `TARGET` is int64 [batch], or [batch, targets] if that is more than one: a class, or -1 for the
@@ -27,6 +29,7 @@ def seeds(b: Builder, logits: Tensor, *, targets: int, weighted: bool) -> list[T
         logits: [batch, classes].
         targets: How many classes of each image.
         weighted: Whether there is `CLASS_WEIGHTS`.
+        required: Whether neither can be left out.
 
     Returns:
         For each target the weights of the logits, [batch, classes].
@@ -35,7 +38,7 @@ def seeds(b: Builder, logits: Tensor, *, targets: int, weighted: bool) -> list[T
     assert isinstance(classes, int)
     more = () if targets == 1 else (targets,)
     ranks = -1 - np.arange(targets).reshape(1, *more)
-    target = _optional_input(b, TARGET, "targets", ranks)
+    target = _input(b, TARGET, "targets", ranks, required)
     likeliest = _likeliest(b, logits, targets)
     if targets > 1:
         # As many rows as images: GatherElements does not repeat its indices.
@@ -47,7 +50,7 @@ def seeds(b: Builder, logits: Tensor, *, targets: int, weighted: bool) -> list[T
     hot = b.cast(b.compare("Equal", b.unsqueeze(chosen, chosen.rank), numbers), logits.dtype)
     if weighted:
         zeros = np.zeros((1, *more, classes), logits.dtype.numpy())
-        weights = _optional_input(b, CLASS_WEIGHTS, "weights", zeros)
+        weights = _input(b, CLASS_WEIGHTS, "weights", zeros, required)
         largest = b.reduce("ReduceMax", b.unary("Abs", weights), [-1], keepdims=True)
         hot = b.where(b.compare("Greater", largest, 0.0), weights, hot)
     if targets == 1:
@@ -64,14 +67,15 @@ def _likeliest(b: Builder, logits: Tensor, count: int) -> Tensor:
     return b.op("TopK", [logits, b.ints([count])], shape, integer, output=1, axis=1)
 
 
-def _optional_input(b: Builder, name: str, rows: str, default: np.ndarray) -> Tensor:
+def _input(b: Builder, name: str, rows: str, default: np.ndarray, required: bool) -> Tensor:
     """An input with a row per image, or one for all: an initializer of its name is its default."""
     value = ir.Value(
         name=name,
         type=ir.TensorType(ir.DataType.from_numpy(default.dtype)),
         shape=ir.Shape([rows, *default.shape[1:]]),
-        const_value=ir.tensor(default, name=name),
     )
     b.graph.inputs.append(value)
-    b.graph.register_initializer(value)
+    if not required:
+        value.const_value = ir.tensor(default, name=name)
+        b.graph.register_initializer(value)
     return Tensor(value, default.shape, ir.DataType.from_numpy(default.dtype))
