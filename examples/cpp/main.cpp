@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -17,7 +18,8 @@
 namespace {
 
 const char* const kUsage =
-    "MODEL.onnx PICTURE.ppm [--target CLASS] [--method NAME]... [--top N] [--pgm FILE]";
+    "MODEL.onnx PICTURE.ppm [--target CLASS] [--method NAME]... [--top N] [--pgm FILE]; "
+    "or --version";
 const std::string kMap = "map.", kHeatmap = "heatmap.";
 
 // What the user asked for cannot be done.
@@ -175,7 +177,6 @@ void explain(Arguments arguments) {
   auto outputs = maps;
   outputs.push_back(contract.logits);
   const auto values = model->run(std::move(inputs), outputs);
-  std::printf("%s\n", model->runtime().c_str());
   print_classes(contract, values.at(contract.logits), arguments.top);
   for (const auto& name : maps) {
     if (name.rfind(kMap, 0) == 0) {
@@ -192,7 +193,12 @@ void explain(Arguments arguments) {
 // Exit status: 0 done; 1 the picture or the model cannot be used; 2 wrong usage.
 int main(int count, char** words) {
   try {
-    explain(parse({words + 1, words + count}));
+    const std::vector<std::string> arguments(words + 1, words + count);
+    if (arguments == std::vector<std::string>{"--version"}) {
+      std::puts(runtime().c_str());
+    } else {
+      explain(parse(arguments));
+    }
     return 0;
   } catch (const std::exception& error) {
     std::string message = error.what();

@@ -23,8 +23,6 @@ struct Output {
 class Model {
  public:
   virtual ~Model() = default;
-  // Name and version of the runtime.
-  virtual std::string runtime() const = 0;
   // The model's metadata under the key "onnxplain"; empty where there is none.
   virtual std::string contract() const = 0;
   virtual std::vector<std::string> outputs() const = 0;
@@ -35,3 +33,6 @@ class Model {
 
 // Throws std::exception where the file cannot be read as a model.
 std::unique_ptr<Model> load(const std::string& path);
+
+// Name and version of the runtime.
+std::string runtime();

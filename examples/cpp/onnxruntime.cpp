@@ -9,8 +9,6 @@ class OnnxRuntime : public Model {
   explicit OnnxRuntime(const std::string& path)
       : environment_(ORT_LOGGING_LEVEL_ERROR), session_(environment_, path.c_str(), {}) {}
 
-  std::string runtime() const override { return "onnxruntime " + Ort::GetVersionString(); }
-
   std::string contract() const override {
     const auto value =
         session_.GetModelMetadata().LookupCustomMetadataMapAllocated("onnxplain", allocator_);
@@ -60,3 +58,5 @@ class OnnxRuntime : public Model {
 }  // namespace
 
 std::unique_ptr<Model> load(const std::string& path) { return std::make_unique<OnnxRuntime>(path); }
+
+std::string runtime() { return "onnxruntime " + Ort::GetVersionString(); }

@@ -10,10 +10,6 @@ class OpenVino : public Model {
  public:
   explicit OpenVino(const std::string& path) : model_(core_.read_model(path)) {}
 
-  std::string runtime() const override {
-    return std::string("OpenVINO ") + ov::get_openvino_version().buildNumber;
-  }
-
   std::string contract() const override {
     if (!model_->has_rt_info("framework", "onnxplain")) return "";
     return model_->get_rt_info<std::string>("framework", "onnxplain");
@@ -72,3 +68,5 @@ class OpenVino : public Model {
 }  // namespace
 
 std::unique_ptr<Model> load(const std::string& path) { return std::make_unique<OpenVino>(path); }
+
+std::string runtime() { return std::string("OpenVINO ") + ov::get_openvino_version().buildNumber; }
