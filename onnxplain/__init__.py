@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxplain.export import export
     from onnxplain.graphs import Report, instrument
     from onnxplain.runtime import Explainer, Explanation, Taps
+    from onnxplain.verification import Verification, verify
 
 __version__ = "0.1.0"
 
@@ -41,10 +42,12 @@ __all__ = [
     "Taps",
     "UnsupportedModelError",
     "UnsupportedOperatorError",
+    "Verification",
     "VerificationError",
     "__version__",
     "export",
     "instrument",
+    "verify",
 ]
 
 _HOME = {
@@ -53,7 +56,9 @@ _HOME = {
     "Explanation": "runtime",
     "Report": "graphs",
     "Taps": "runtime",
+    "Verification": "verification",
     "instrument": "graphs",
+    "verify": "verification",
 }
 
 

@@ -6,8 +6,6 @@ Importing this module is cheap: what a command needs (onnxruntime, onnx, torch) 
 from __future__ import annotations
 
 import contextlib
-import json
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,25 +18,44 @@ from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progr
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.options import (
     Alpha,
+    Checkpoint,
     Colormap,
     Debug,
     Device,
     DiscardRatio,
+    EmbedPreprocessing,
     Gamma,
     HeadFusion,
+    Heatmap,
     ImageSize,
     Json,
     Labels,
     Methods,
     Model,
     ModelOutput,
+    NumClasses,
     Outputs,
     Precision,
+    Pretrained,
+    Seed,
     StartLayer,
+    Targets,
+    given,
+    read_names,
+    read_size,
+    read_triple,
+    read_weights,
+    sized,
+)
+from onnxplain.reporting import (
+    print_contract,
+    print_explanation,
+    print_report,
+    print_verification,
+    summary_of,
 )
 
 if TYPE_CHECKING:
-    from onnxplain.graphs import Report
     from onnxplain.runtime import Explanation
 
 __all__ = ["app"]
@@ -68,49 +85,55 @@ def _common(
 def _export(
     name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
     output: ModelOutput,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(min=1, help="Classes of the checkpoint.")
-    ] = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
     img_size: ImageSize = None,
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
     ] = False,
     labels: Labels = None,
     methods: Methods = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download weights.")] = False,
+    pretrained: Pretrained = False,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
     ] = False,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Export a timm model to an explained ONNX file. Needs the extra `export`."""
-    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
-    options = _given(num_classes=num_classes, pretrained=pretrained or None)
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    options = given(num_classes=num_classes, pretrained=pretrained or None)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
         report = onnxplain.export(
             name,
             output,
             checkpoint=checkpoint,
-            methods=_names(methods),
+            methods=read_names(methods),
             labels=labels,
-            **_sized(img_size),
+            **sized(img_size),
             verify=not no_verify,
             gamma=gamma,
             dynamic_size=dynamic_size or None,
             outputs=outputs,
             map_options=maps,
+            heatmaps=heatmap,
+            targets=targets,
+            seed=seed,
+            embed_preprocessing=embed_preprocessing,
             precision=precision,
             **options,
         )
-    _report(report, as_json)
+    print_report(report, as_json)
 
 
 @app.command("instrument")
@@ -129,39 +152,47 @@ def _instrument(
     labels: Labels = None,
     methods: Methods = None,
     gamma: Gamma = 0.0,
-    outputs: Outputs = "taps",
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
     head_fusion: HeadFusion = None,
     discard_ratio: DiscardRatio = None,
     start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
     precision: Precision = "fp32",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
-    preprocessing = _given(
-        mean=None if mean is None else _triple(mean, "--mean"),
-        std=None if std is None else _triple(std, "--std"),
+    preprocessing = given(
+        mean=None if mean is None else read_triple(mean, "--mean"),
+        std=None if std is None else read_triple(std, "--std"),
         crop_pct=crop_pct,
         interpolation=interpolation,
     )
-    maps = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     report = onnxplain.instrument(
         source,
         output,
-        methods=_names(methods),
-        contract=None if img_size is None else {"input": {"size": _size(img_size)}},
+        methods=read_names(methods),
+        contract=None if img_size is None else {"input": {"size": read_size(img_size)}},
         labels=labels,
         preprocessing=preprocessing or None,
         gamma=gamma,
         outputs=outputs,
         map_options=maps,
+        heatmaps=heatmap,
+        targets=targets,
+        seed=seed,
+        embed_preprocessing=embed_preprocessing,
         precision=precision,
     )
     if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
         image = report.contract.input
         told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
         complain(f"assumed {', '.join(told)}, which the graph does not tell")
-    _report(report, as_json)
+    print_report(report, as_json)
 
 
 @app.command("explain")
@@ -176,6 +207,10 @@ def _explain(
     method: Annotated[str, typer.Option(help="auto: the best that the file has.")] = "auto",
     target: Annotated[
         str | None, typer.Option(help="Class, label or number. Default: each one's prediction.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS=NUMBER", help="Instead: of a sum of logits; repeat it."),
     ] = None,
     kind: Annotated[
         Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
@@ -196,9 +231,9 @@ def _explain(
     from onnxplain.inputs import find_pictures, place_results
     from onnxplain.runtime import dispatch
 
-    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
+    explainer = onnxplain.Explainer(model, device=device, **sized(img_size))
     method = dispatch.choose(method, explainer.contract)
-    options = _given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    options = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     pictures, failures = find_pictures(inputs, recursive=recursive)
     places = place_results(pictures, output, method=method, kind=kind)
     for message in failures.values():
@@ -212,18 +247,24 @@ def _explain(
             step()
 
         for result in explainer.explain_many(
-            places, batch_size=batch_size, on_error=fail, method=method, target=target, **options
+            places,
+            batch_size=batch_size,
+            on_error=fail,
+            method=method,
+            target=target,
+            class_weights=read_weights(weight),
+            **options,
         ):
             source = result.pictures[0].path
             assert source is not None  # every input is a file
-            result.save(places[source], kind, **_given(alpha=alpha, colormap=colormap))
+            result.save(places[source], kind, **given(alpha=alpha, colormap=colormap))
             done.append(
                 {"input": str(source), "output": str(places[source])}
-                | _summary(result)
+                | summary_of(result)
                 | {"degenerate": bool(result.degenerate[0])}
             )
             if not as_json:
-                _tell(done[-1])
+                print_explanation(done[-1])
             step()
     if as_json:
         print_json(
@@ -235,12 +276,6 @@ def _explain(
             failed=[{"input": str(path), "error": error} for path, error in failures.items()],
         )
     raise typer.Exit(SOME_FAILED if failures else 0)
-
-
-def _tell(one: dict[str, Any]) -> None:
-    note = " (blank map)" if one["degenerate"] else ""
-    share = f"{one['label']} {one['probability']:.1%}"
-    print(f"{one['input']}: {share}{note} -> {one['output']}", flush=True)
 
 
 @app.command("compare")
@@ -269,7 +304,7 @@ def _compare(
 
     if output.resolve() == image.resolve():
         raise InputError(f"{output} is the input and would be overwritten; give another --output")
-    explainer = onnxplain.Explainer(model, device=device, **_sized(img_size))
+    explainer = onnxplain.Explainer(model, device=device, **sized(img_size))
     picture, _ = load_picture(image)
     classes: list[Any] = list(target or ())
     if not classes:
@@ -280,14 +315,14 @@ def _compare(
 
         def explained() -> Iterator[Explanation]:
             for result in explainer.explain_each([picture] * len(classes), target=classes):
-                rows[:] = rows or [_summary(one) | {"degenerate": []} for one in result]
+                rows[:] = rows or [summary_of(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
                     row["degenerate"] += [result.method] if degenerate else []
                 yield result
                 step()
 
         title = f"{explainer.contract.source.name}: {image.name}"
-        panel = draw_panel(explained(), title=title, **_given(alpha=alpha, colormap=colormap))
+        panel = draw_panel(explained(), title=title, **given(alpha=alpha, colormap=colormap))
     save_picture(panel, output)
     if as_json:
         print_json(
@@ -308,21 +343,48 @@ def _compare(
 @app.command("inspect")
 def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
     """Print what an explained file says of itself."""
-    contract = onnxplain.Explainer(model, device="cpu").contract
-    if as_json:
-        print(json.dumps(json.loads(contract.to_json()), indent=2))
-        return
-    from rich.console import Console
-    from rich.table import Table
+    print_contract(model, onnxplain.Explainer(model, device="cpu").contract, as_json)
 
-    from onnxplain.inspection import describe
 
-    table = Table(title=str(model), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in describe(contract):
-        table.add_row(name, value)
-    Console().print(table)
+@app.command("verify")
+def _verify(
+    model: Model,
+    against: Annotated[
+        str | None, typer.Option(metavar="OTHER", help="Another file or bundle, or timm:NAME.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="What runs MODEL; OTHER, or MODEL itself, is run on the CPU.")
+    ] = "cpu",
+    image: Annotated[
+        list[Path] | None, typer.Option(help="A picture, beside random ones; may be repeated.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Random pictures. Default: 2.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Which random pictures.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest difference by an output's largest value.")
+    ] = 1e-4,
+    img_size: ImageSize = None,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare two files output by output, or one on two devices, or one with a timm model."""
+    report = onnxplain.verify(
+        model,
+        against=against,
+        device=device,
+        images=image or (),
+        batch=batch,
+        seed=seed,
+        tolerance=tolerance,
+        checkpoint=checkpoint,
+        **sized(img_size),
+        **given(num_classes=num_classes, pretrained=pretrained or None),
+    )
+    print_verification(report, as_json)
+    raise typer.Exit(0 if report.within else SOME_FAILED)
 
 
 @app.command("demo")
@@ -353,68 +415,3 @@ def _demo(
     for method, hits in shown.hits.items():
         print(f"  {method:{width}} {hits:3} of {shown.asked}")
     print(f"-> {shown.combined}, and one picture for each scene beside it")
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """The options that were given; the others keep the defaults of the function they go to."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",")]
-
-
-def _sized(text: str | None) -> dict[str, Any]:
-    return {} if text is None else {"image_size": _size(text)}
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d{0,4})(?:[xX]([1-9]\d{0,4}))?", text, re.ASCII)
-    if match is None:
-        raise InputError(
-            f"--img-size {text[:20]!r}: expected pixels, 224, or height x width, 384x192"
-        )
-    return int(match[1]), int(match[2] or match[1])
-
-
-def _triple(text: str, option: str) -> tuple[float, float, float]:
-    try:
-        red, green, blue = (float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError(
-            f"{option} {text!r}: expected three numbers, such as 0.5,0.5,0.5"
-        ) from None
-    return red, green, blue
-
-
-def _report(report: Report, as_json: bool) -> None:
-    from onnxplain.inspection import describe_verification
-
-    size = sum(report.files.values())
-    if kept := report.kept_float32:
-        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
-    if as_json:
-        print_json(
-            path=str(report.path),
-            files=dict(report.files),
-            source_bytes=report.source_bytes,
-            opset=report.opset,
-            methods=list(report.methods),
-            precision=report.contract.precision,
-            kept_float32=list(report.kept_float32),
-            verification=report.verification,
-        )
-        return
-    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
-    print(f"methods: {', '.join(report.methods)}")
-    print(f"verified: {describe_verification(report.verification)}")
-
-
-def _summary(one: Explanation) -> dict[str, Any]:
-    from onnxplain.panel import probability
-
-    return {
-        "target": int(one.target[0]),
-        "label": one.labels[0],
-        "probability": float(probability(one)[0]),
-    }

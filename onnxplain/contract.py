@@ -70,6 +70,9 @@ def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int
 class ImageInput:
     """The image input and the preprocessing that leads to it.
 
+    Its layout is "NCHW", normalised pixel values [batch, 3, height, width], or "HWC": one picture
+    as it is, uint8 [height, width, 3], of any size and RGB, which the graph itself brings there.
+
     A picture is resized so that its shorter side is `size / crop_pct` (crop mode "center"; "border"
     fits the longer side and pads; "squash" ignores the aspect ratio), cropped to `size`, scaled to
     0..1 and normalised with `mean` and `std` in `color_order`.
@@ -192,6 +195,9 @@ class Contract:
     input_relevance: str | None = None
     input_relevance_attnlrp: str | None = None
     maps: dict[str, dict[str, Any]] = field(default_factory=dict)  # method -> options of its map
+    heatmaps: bool = False  # whether each map is there as a heatmap too
+    targets: int = 1  # so many classes of each image at once; maps then have an axis for them
+    class_weights: str | None = None  # input that asks for a sum of logits instead of a class
     rules: dict[str, Any] = field(default_factory=dict)  # options of the tables fixed at export
     verification: dict[str, Any] | None = None
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
@@ -277,17 +283,20 @@ def _check_kinds(contract: Contract) -> None:
     texts = [image.name, image.layout, image.crop_mode, image.interpolation, image.color_order]
     texts += [contract.logits, source.name, source.framework, *contract.tokens.prefix]
     texts += [*(contract.labels or ()), *(contract.graphs or {}).values()]
-    texts += [] if contract.target is None else [contract.target]
+    texts += [name for name in (contract.target, contract.class_weights) if name is not None]
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"{text!r} where a name should be")
-    counts = [contract.classes, *([] if image.batch is None else [image.batch])]
+    counts = [contract.classes, contract.targets]
+    counts += [] if image.batch is None else [image.batch]
     for number in (*counts, *(layer.heads for layer in contract.layers)):
         if not isinstance(number, int) or number < 1:
             raise ValueError(f"{number!r} where a count should be")
     for record in (source.versions, contract.rules, contract.verification or {}):
         if not isinstance(record, dict):
             raise ValueError(f"{record!r} where names and values should be")
+    if not isinstance(contract.heatmaps, bool):
+        raise ValueError(f"heatmaps {contract.heatmaps!r}")
     if image.color_order not in ("RGB", "BGR"):
         raise ValueError(f"color_order {image.color_order!r}")
 
@@ -338,6 +347,8 @@ def _check(contract: Contract) -> None:
             raise ValueError(f"readout {readout.kind} of {len(readout.ranges)} ranges")
     if not all(isinstance(options, dict) for options in contract.maps.values()):
         raise ValueError(f"maps {contract.maps!r}")
+    if contract.targets > contract.classes:
+        raise ValueError(f"{contract.targets} targets of {contract.classes} classes")
     if unknown := set(contract.maps) - set(contract.methods):
         raise ValueError(f"a map of {min(unknown)}, which is not among the methods")
     for method, names in contract.methods.items():
@@ -353,6 +364,8 @@ def _check(contract: Contract) -> None:
             raise ValueError(f"{method} reads {', '.join(sorted(expected ^ set(names)))}")
         if needs.takes_target(readout) and contract.target is None:
             raise ValueError(f"{method} without a target")
+        if contract.targets > 1 and needs.takes_target(readout):
+            raise ValueError(f"{method} of {contract.targets} targets without its map")
 
 
 def _contract(data: dict[str, Any]) -> Contract:

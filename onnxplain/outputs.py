@@ -21,6 +21,7 @@ __all__ = [
     "attention_relevance_lrp_name",
     "attention_relevance_name",
     "depends_on_class",
+    "heatmap_name",
     "map_name",
 ]
 
@@ -56,6 +57,11 @@ def map_name(method: str) -> str:
     """Output that holds the finished map of `method`, [batch, rows, columns] of the grid, or of
     the pixels."""
     return f"map.{method}"
+
+
+def heatmap_name(method: str) -> str:
+    """Output that holds the map of `method` as a heatmap in 0..1, [batch, height, width]."""
+    return f"heatmap.{method}"
 
 
 class _Readout(Protocol):
@@ -126,9 +132,9 @@ METHODS: dict[str, Needs] = {
 
 def depends_on_class(output: str) -> bool:
     """Whether an output of this name is another for another class."""
-    needs = next((n for method, n in METHODS.items() if output == map_name(method)), None)
-    if needs is not None:
-        return needs.class_specific
+    for method, needs in METHODS.items():
+        if output in (map_name(method), heatmap_name(method)):
+            return needs.class_specific
     return "gradient" in output or "relevance" in output or output == TOKEN_WEIGHTS
 
 

@@ -64,7 +64,7 @@ def test_a_target_that_the_graph_does_not_have(tmp_path: Path) -> None:
     model = toy_model(toy_contract())
     onnx.helper.set_model_props(model, {KEY: toy_contract(target="class").to_json()})
     onnx.save(model, tmp_path / "toy.onnx")
-    with pytest.raises(ox.ContractError, match="names the target 'class', the graph has"):
+    with pytest.raises(ox.ContractError, match="names the input 'class', the graph has"):
         ox.Explainer(tmp_path / "toy.onnx", device="cpu")
 
 

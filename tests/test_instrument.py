@@ -78,7 +78,7 @@ def plain(module: HandWritten, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture(scope="module")
 def explained(plain: Path) -> Path:
     path = plain.with_name("explained.onnx")
-    ox.instrument(plain, path, methods=GRADIENTS)
+    ox.instrument(plain, path, methods=GRADIENTS, outputs="taps")
     return path
 
 
@@ -105,6 +105,7 @@ def test_a_file_is_standard_onnx_that_describes_itself(plain: Path, tmp_path: Pa
         "features_gradient",
         "input_relevance",
         "input_relevance_attnlrp",
+        *(f"map.{method}" for method in METHODS),
     ]
     shapes = {
         value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
@@ -173,7 +174,7 @@ def test_images_of_a_batch_do_not_mix(batch: int, explained: Path) -> None:
 def test_only_what_the_methods_need(plain: Path, explained: Path, tmp_path: Path) -> None:
     def made(*methods: str) -> onnx.ModelProto:
         path = tmp_path / f"{'-'.join(methods)}.onnx"
-        ox.instrument(plain, path, methods=methods)
+        ox.instrument(plain, path, methods=methods, outputs="taps")
         return onnx.load(path)
 
     def outputs(model: onnx.ModelProto) -> list[str]:
@@ -254,7 +255,7 @@ def test_attention_and_gradients_equal_torch(name: str, tmp_path: Path) -> None:
     for parameter in module.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))  # torchvision's head is all zeros
     plain = to_file(module, tmp_path / "plain.onnx", size=size, **options)
-    contract = ox.instrument(plain, tmp_path / "explained.onnx").contract
+    contract = ox.instrument(plain, tmp_path / "explained.onnx", outputs="taps").contract
     assert tuple(contract.methods) == tuple(METHODS)
     assert contract.tokens.grid == tuple(s // (14 if size == (56, 56) else 8) for s in size)
     for batch in (1, 3) if contract.input.batch is None else (contract.input.batch,):
@@ -468,7 +469,7 @@ def test_a_batch_frozen_behind_a_dynamic_input(
             value.type.tensor_type.shape.dim[0].dim_param = "n"
 
     path = altered(frozen, tmp_path / "plain.onnx", promise)
-    report = ox.instrument(path, tmp_path / "explained.onnx")
+    report = ox.instrument(path, tmp_path / "explained.onnx", outputs="taps")
     assert report.contract.input.batch == 1
     found = run(tmp_path / "explained.onnx", {"image": pictures(1), "target": np.array([2])})
     expected = run(explained, {"image": pictures(1), "target": np.array([2])})

@@ -137,7 +137,7 @@ def test_a_damaged_target_is_named(vit: ir.Model, tmp_path: Path) -> None:
     ox.instrument(vit, tmp_path / "maps", outputs="maps", methods=["generic_attention"])
     document = tmp_path / "maps" / "contract.json"
     document.write_text(json.dumps({**json.loads(document.read_text()), "target": "class"}))
-    with pytest.raises(ox.ContractError, match="names the target 'class'"):
+    with pytest.raises(ox.ContractError, match="names the input 'class'"):
         ox.Explainer(tmp_path / "maps", device="cpu").explain(np.zeros((1, 3, 32, 32), np.float32))
 
 

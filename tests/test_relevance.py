@@ -127,7 +127,8 @@ def test_golden_maps_in_single_precision(name: str, folder: Path, tmp_path: Path
     path = tmp_path / "vit.onnx"
     ox.instrument(exported(folder, name), path, methods=["transformer_attribution"])
     explainer = ox.Explainer(path, device="cpu", threads=1)
-    for key, options in (("relevance", {}), ("relevance_from_block1", {"start_layer": 1})):
+    cases: dict[str, Any] = {"relevance": {}, "relevance_from_block1": {"start_layer": 1}}
+    for key, options in cases.items():
         found = explainer.explain(
             values["pixel_values"], method="relevance", target=list(values["target"]), **options
         )

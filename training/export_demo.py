@@ -22,7 +22,7 @@ DEMO = Path(__file__).resolve().parents[1] / "onnxplain" / "demo"
 
 
 def main() -> None:
-    """Exports with every method and verifies the file against torch."""
+    """Exports with every method, its map and its heatmap, and verifies the file against torch."""
     trained = json.loads((DEMO / "vit_garments.json").read_text(encoding="utf-8"))
     module = VisionTransformer(**trained["kwargs"])
     module.load_state_dict(load_file(DEMO / "vit_garments.safetensors"))
@@ -31,7 +31,9 @@ def main() -> None:
         **trained["preprocessing"],
         "num_classes": trained["kwargs"]["num_classes"],
     }
-    report = onnxplain.export(module, DEMO / "garments.onnx", labels=trained["labels"])
+    report = onnxplain.export(
+        module, DEMO / "garments.onnx", labels=trained["labels"], heatmaps=True
+    )
     print(report.files, report.verification)
 
 

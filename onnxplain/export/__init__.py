@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from onnxplain.graphs import Report
 
-__all__ = ["export"]
+__all__ = ["export", "require_packages"]
 
 
 def export(
@@ -36,9 +36,13 @@ def export(
     verify: bool = True,
     gamma: float = 0.0,
     dynamic_size: bool | None = None,
-    outputs: str = "taps",
-    map_options: Mapping[str, Any] | None = None,
     precision: str = "fp32",
+    outputs: str | None = None,
+    map_options: Mapping[str, Any] | None = None,
+    heatmaps: bool = False,
+    targets: int = 1,
+    seed: str = "target",
+    embed_preprocessing: bool = False,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -74,10 +78,10 @@ def export(
             interpolated in the graph, and the grid follows. `image_size` is then what pictures are
             brought to unless another size is asked for. None: as `dynamic_img_size`, with which
             timm builds such models, says.
-        outputs, map_options: As in `instrument`.
         precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
             bits; inputs, outputs and arithmetic stay float32. torch is then
             compared with its weights rounded in the same way.
+        outputs, map_options, heatmaps, targets, seed, embed_preprocessing: As in `instrument`.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -90,14 +94,7 @@ def export(
         VerificationError: The result differs from torch by more than 1e-4 of the largest value.
         MissingDependencyError: The extra `export` is not installed.
     """
-    for package in ("torch", "timm", "onnx", "onnx_ir", "onnxscript", "onnxruntime"):
-        try:
-            importlib.import_module(package)
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"export needs {package}, which cannot be imported ({error}); "
-                "pip install onnxplain[cpu,export]"
-            ) from error
+    require_packages()
     from onnxplain.export.stage import export_model
 
     return export_model(
@@ -110,11 +107,31 @@ def export(
         verify=verify,
         gamma=gamma,
         dynamic_size=dynamic_size,
+        precision=precision,
         outputs=outputs,
         map_options=map_options,
-        precision=precision,
+        heatmaps=heatmaps,
+        targets=targets,
+        seed=seed,
+        embed_preprocessing=embed_preprocessing,
         model_kwargs=model_kwargs,
     )
+
+
+def require_packages() -> None:
+    """Imports the packages of the extra `export`.
+
+    Raises:
+        MissingDependencyError: One of them is not installed.
+    """
+    for package in ("torch", "timm", "onnx", "onnx_ir", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"export needs {package}, which cannot be imported ({error}); "
+                "pip install onnxplain[cpu,export]"
+            ) from error
 
 
 class _Callable(ModuleType):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import dataclasses
+import functools
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,13 +40,24 @@ def export_model(
     verify: bool,
     gamma: float,
     dynamic_size: bool | None,
-    outputs: str,
-    map_options: Mapping[str, Any] | None,
     precision: str,
+    outputs: str | None,
+    map_options: Mapping[str, Any] | None,
+    heatmaps: bool,
+    targets: int,
+    seed: str,
+    embed_preprocessing: bool,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     check_precision(precision)
+    request = graphs.Request(
+        outputs=outputs,
+        map_options=map_options or {},
+        heatmaps=heatmaps,
+        targets=targets,
+        seed=seed,
+    )
     requested = None if image_size is None else height_and_width(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)
@@ -64,34 +77,49 @@ def export_model(
         if module is model:
             module = copy.deepcopy(module)
         round_weights(module)
+    explain = functools.partial(
+        graphs.explain,
+        bundle=bundle,
+        methods=methods,
+        contract={"logits": LOGITS, "input": {"size": size}}
+        | ({} if tokens is None else {"tokens": tokens}),
+        labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
+        preprocessing=timm_models.preprocessing_of(
+            module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
+        ),
+        source=source,
+        gamma=gamma,
+    )
+
+    def narrowed(explained: graphs.Explained) -> graphs.Explained:
+        return graphs.narrow(explained, lossless=True) if precision == "fp16" else explained
+
+    def embedded(explained: graphs.Explained) -> graphs.Explained:
+        return graphs.embed(explained) if embed_preprocessing else explained
+
     with _enough_memory(name, size):
-        explained = graphs.explain(
-            to_onnx(module, image_size=size, multiple=multiple),
-            bundle=bundle,
-            methods=methods,
-            contract={"logits": LOGITS, "input": {"size": size}}
-            | ({} if tokens is None else {"tokens": tokens}),
-            labels=os.fspath(labels) if isinstance(labels, os.PathLike) else labels,
-            preprocessing=timm_models.preprocessing_of(
-                module, size, model_kwargs.get("pretrained_cfg_overlay") or {}
-            ),
-            source=source,
-            gamma=gamma,
-            # torch has no maps to compare with, but what they are made of.
-            outputs="both" if outputs == "maps" and verify else outputs,
-            options=map_options,
-        )
-        if precision == "fp16":
-            explained = graphs.narrow(explained, lossless=True)
+        plain = to_onnx(module, image_size=size, multiple=multiple)
+        several = None
+        if targets > 1 or not verify:
+            several = embedded(narrowed(explain(plain, request=request)))
         if not verify:
-            return graphs.save(explained, path)
+            assert several is not None
+            return graphs.save(several, path)
+        # torch has no maps to compare with, but what they are made of, for one class.
+        with_taps = (
+            request if request.taps else dataclasses.replace(request, targets=1, outputs="both")
+        )
+        explained = narrowed(explain(plain, request=with_taps))
+        del plain
         with drafted(explained, path) as (files, explained):
             runs = torch_runs(module, explained.contract, files[0].parent)
             del module
             _give_back()  # the weights are in a file now
             verification = verify_files(files, explained.contract, runs)
-            if outputs == "maps":
-                explained = explained.maps_alone()
+            if several is not None:
+                explained = several
+            else:
+                explained = embedded(explained if request.taps else explained.maps_alone())
             return graphs.save(explained.with_verification(verification), path)
 
 

@@ -31,15 +31,16 @@ from onnxplain.outputs import (
     TOKEN_WEIGHTS,
     attention_gradient_name,
     attention_name,
+    heatmap_name,
     map_name,
 )
 
-__all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "torch_runs", "verify"]
+__all__ = ["BATCHES", "TOLERANCE", "Run", "relative_difference", "seek", "torch_runs", "verify"]
 
 BATCHES = (1, 2)
 TOLERANCE = 1e-4
 # What these names begin with; maps are made of what is compared, or of relevance.
-UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""))
+UNCOMPARED = ("attention_relevance", INPUT_RELEVANCE, map_name(""), heatmap_name(""))
 
 _Maps = list[tuple[np.ndarray, np.ndarray]]  # what may be the features, and its gradient
 # Feed, file of the expected outputs by name, and where those that torch has no name for are sought.
@@ -134,13 +135,7 @@ def _differences(
     contract: Contract,
 ) -> Iterator[tuple[str, float]]:
     """Each output by name with its relative difference; `expected` is read one at a time."""
-    sought: dict[str, np.ndarray] = {}
-    if TOKEN_WEIGHTS in outputs:
-        sought[TOKEN_WEIGHTS] = _nearest(outputs[TOKEN_WEIGHTS], maps)
-    if not contract.layers and FEATURES in outputs:
-        features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
-        outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
-        sought |= _counterpart(features, gradient, maps)
+    sought = seek(outputs, maps, contract)
     for name, found in outputs.items():
         if name.startswith(UNCOMPARED):
             continue
@@ -161,6 +156,24 @@ def _differences(
                 f"allowed is {TOLERANCE:g}; nothing was written"
             )
         yield name, difference
+
+
+def seek(outputs: dict[str, np.ndarray], maps: _Maps, contract: Contract) -> dict[str, np.ndarray]:
+    """What torch has for outputs that it has no name for, by the output's name.
+
+    Args:
+        outputs: Of the file, by name. The gradient of a feature map is evened out as in `maps`.
+        maps: The last part of a `Run`.
+        contract: Of the file.
+    """
+    sought: dict[str, np.ndarray] = {}
+    if TOKEN_WEIGHTS in outputs:
+        sought[TOKEN_WEIGHTS] = _nearest(outputs[TOKEN_WEIGHTS], maps)
+    if not contract.layers and FEATURES in outputs:
+        features, gradient = outputs[FEATURES], outputs[FEATURES_GRADIENT]
+        outputs[FEATURES_GRADIENT] = gradient = _levelled(features, gradient)
+        sought |= _counterpart(features, gradient, maps)
+    return sought
 
 
 def relative_difference(found: np.ndarray, expected: np.ndarray) -> float:

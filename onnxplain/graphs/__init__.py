@@ -12,8 +12,10 @@ from onnxplain.errors import InputError, MissingDependencyError, ModelError
 try:
     import onnx_ir as ir
 
+    from onnxplain.graphs.embedding import embed
     from onnxplain.graphs.explained import Explained, explain
     from onnxplain.graphs.precision import check_precision, narrow
+    from onnxplain.graphs.request import Request
     from onnxplain.graphs.storage import Report, check_destination, load, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
@@ -22,7 +24,17 @@ except ModuleNotFoundError as missing:
         f"{missing.name} is not installed; pip install onnxplain[graphs]"
     ) from None
 
-__all__ = ["Explained", "Report", "explain", "instrument", "load", "narrow", "save"]
+__all__ = [
+    "Explained",
+    "Report",
+    "Request",
+    "embed",
+    "explain",
+    "instrument",
+    "load",
+    "narrow",
+    "save",
+]
 
 
 def instrument(
@@ -34,9 +46,13 @@ def instrument(
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
     gamma: float = 0.0,
-    outputs: str = "taps",
-    map_options: Mapping[str, Any] | None = None,
     precision: str = "fp32",
+    outputs: str | None = None,
+    map_options: Mapping[str, Any] | None = None,
+    heatmaps: bool = False,
+    targets: int = 1,
+    seed: str = "target",
+    embed_preprocessing: bool = False,
 ) -> Report:
     """Makes an ONNX image classifier explain itself.
 
@@ -57,12 +73,20 @@ def instrument(
             0..1), `crop_pct`, `crop_mode`, `interpolation`.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
-        outputs: "taps": what the methods read (attention, gradients, ...); "maps": their finished
-            maps, `map.{method}`, alone; "both".
-        map_options: `head_fusion`, `discard_ratio` and `start_layer` of the maps, as in
-            `onnxplain.runtime.methods`; a method takes those that it has.
         precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
             bits; inputs, outputs and arithmetic stay float32.
+        outputs: "taps": what the methods read (attention, gradients, ...); "maps": their finished
+            maps, `map.{method}`, alone; "both". None: both, or the maps of several targets.
+        map_options: `head_fusion`, `discard_ratio` and `start_layer` of the maps, as in
+            `onnxplain.runtime.methods`; a method takes those that it has.
+        heatmaps: Adds `heatmap.{method}` [batch, height, width], each map at the size of the input
+            and in 0..1.
+        targets: So many classes of each image in one run: the input `target` is [batch, targets],
+            by default the likeliest ones, maps are [batch, targets, h, w].
+        seed: "weights" adds an input `class_weights` [batch, classes], which explains that sum of
+            logits instead of one class (cat rather than dog).
+        embed_preprocessing: The input becomes one picture as it is, `image` uint8
+            [height, width, 3] RGB of any size, which the graph resizes, crops and normalises.
 
     Returns:
         What was written.
@@ -73,6 +97,13 @@ def instrument(
         InputError: An unknown method or field, labels that do not fit.
     """
     check_precision(precision)
+    request = Request(
+        outputs=outputs,
+        map_options=map_options or {},
+        heatmaps=heatmaps,
+        targets=targets,
+        seed=seed,
+    )
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)
     if not isinstance(source, ir.Model) and Path(path).exists() and Path(path).samefile(source):
@@ -89,11 +120,12 @@ def instrument(
             labels=labels,
             preprocessing=preprocessing,
             gamma=gamma,
-            outputs=outputs,
-            options=map_options,
+            request=request,
         )
         if precision == "fp16":
             explained = narrow(explained)
+        if embed_preprocessing:
+            explained = embed(explained)
     except ModelError as error:
         if isinstance(source, ir.Model):
             raise

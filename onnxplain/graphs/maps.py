@@ -101,6 +101,10 @@ class _Rows:
         numbers = range(len(found) - 1, start - 1, -1)
         return [(i, self.values[found[i]]) for i in numbers if found[i] is not None]
 
+    @property
+    def dtype(self) -> ir.DataType:
+        return next(iter(self.values.values())).dtype
+
     def row(self) -> Tensor:
         """Weight of each token in what the head reads, [1 or batch, 1, tokens]."""
         readout, count = self.contract.readout, self.contract.tokens.count
@@ -112,7 +116,7 @@ class _Rows:
                 weights = self.b.mean(weights, [1, 2], keepdims=False)
             return self.b.pad(self.b.unsqueeze(weights, 1), 2, start, count - stop)
         total = sum(stop - start for start, stop in readout.ranges)
-        weight = self.b.constant(np.full((1, 1, 1), 1 / total, np.float32))
+        weight = self.b.constant(np.full((1, 1, 1), 1 / total, self.dtype.numpy()))
         parts = [
             self.b.pad(
                 self.b.expand(weight, (1, 1, stop - start), weight.value), 2, start, count - stop
@@ -147,7 +151,7 @@ class _Rows:
         bounds = [b.constant(np.array(n, np.int64)) for n in (0, tokens, 1)]
         numbers = b.op("Range", bounds, (tokens,), integer)
         same = b.compare("Equal", b.unsqueeze(numbers, 0), b.unsqueeze(numbers, 1))
-        return b.cast(same, ir.DataType.FLOAT)
+        return b.cast(same, self.dtype)
 
     def to_grid(self, tokens: Tensor) -> Tensor:
         """The patch part of [batch, 1, tokens] as [batch, rows, columns]."""
@@ -192,13 +196,14 @@ def _attention_gradcam(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
 
 def _rollout(rows: _Rows, options: Mapping[str, Any]) -> Tensor:
     fuse = _FUSE[options["head_fusion"]]
-    layers = rows.layers("attention", options["start_layer"])
     b, tokens, product = rows.b, rows.contract.tokens.count, None
+    fused = []
     # First layer first, as the attentions come, so that none has to wait for the last one.
-    for number, attention in reversed(layers):
+    for number, attention in reversed(rows.layers("attention", options["start_layer"])):
         matrix = rows.square(number, b.reduce(fuse, attention, [1], keepdims=False))
         matrix = _discard(rows, matrix, options["discard_ratio"])
-        scale = b.add(b.sum(matrix, [2]), 1.0)
+        fused.append((matrix, b.add(b.sum(matrix, [2]), 1.0)))
+    for matrix, scale in fused:
         if product is None:
             product = b.div(b.add(matrix, rows.identity(tokens)), scale)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from onnxplain.contract import Contract
-from onnxplain.graphs.interface import TARGET
+from onnxplain.graphs.seeds import TARGET
 from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,
@@ -31,6 +31,7 @@ def with_methods(contract: Contract, methods: tuple[str, ...]) -> Contract:
     def present(name: str) -> str | None:
         return name if name in outputs else None
 
+    asked = any(METHODS[method].takes_target(contract.readout) for method in methods)
     return dataclasses.replace(
         contract,
         methods=needed,
@@ -50,7 +51,9 @@ def with_methods(contract: Contract, methods: tuple[str, ...]) -> Contract:
         maps={m: options for m, options in contract.maps.items() if m in methods},
         input_relevance=present(INPUT_RELEVANCE),
         input_relevance_attnlrp=present(INPUT_RELEVANCE_ATTNLRP),
-        target=TARGET if any(METHODS[m].takes_target(contract.readout) for m in methods) else None,
+        target=TARGET if asked else None,
+        targets=contract.targets if asked else 1,
+        class_weights=contract.class_weights if asked else None,
     )
 
 
@@ -62,4 +65,6 @@ def maps_alone(contract: Contract) -> Contract:
         maps=contract.maps,
         rules=contract.rules,
         target=contract.target,
+        targets=contract.targets,
+        class_weights=contract.class_weights,
     )

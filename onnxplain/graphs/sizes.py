@@ -104,21 +104,21 @@ class _Union:
         node = nodes[0]
         kinds = {(n.domain, n.op_type, len(n.inputs), len(n.outputs)) for n in nodes}
         if len(kinds) > 1 or any(not _same_attributes(node, other) for other in nodes[1:]):
-            raise _differ(f"node {node.name} ({node.op_type})")
+            raise _differ(f"node {node.outputs[0].name} ({node.op_type})")
         for i, values in enumerate(zip(*(n.inputs for n in nodes), strict=True)):
             if any(value is None for value in values):
                 if any(value is not None for value in values):
-                    raise _differ(f"input {i} of node {node.name} ({node.op_type})")
+                    raise _differ(f"input {i} of node {node.outputs[0].name} ({node.op_type})")
                 continue
             known = [value for value in values if value is not None]
             if all(value in self.places for value in known):
                 if len({self.places[value] for value in known}) > 1:
-                    raise _differ(f"input {i} of node {node.name} ({node.op_type})")
+                    raise _differ(f"input {i} of node {node.outputs[0].name} ({node.op_type})")
                 continue
             tensors = [v.const_value for v in known if v not in self.places]
             tensors = [tensor for tensor in tensors if tensor is not None]
             if len(tensors) < len(known):
-                raise _differ(f"input {i} of node {node.name} ({node.op_type})")
+                raise _differ(f"input {i} of node {node.outputs[0].name} ({node.op_type})")
             if any(tensor is not tensors[0] for tensor in tensors):
                 made = self._computed([tensor.numpy() for tensor in tensors], node)
                 if made is not None:
@@ -130,7 +130,7 @@ class _Union:
         """The value that is each of the arrays at its size; None where they are all the same."""
         first = arrays[0]
         if any(array.shape != first.shape or array.dtype != first.dtype for array in arrays):
-            raise _differ(f"a constant of node {node.name} ({node.op_type})")
+            raise _differ(f"a constant of node {node.outputs[0].name} ({node.op_type})")
         if all(np.array_equal(array, first) for array in arrays):
             return None
         for inverse in (False, True) if first.dtype.kind == "f" else (False,):
@@ -142,8 +142,8 @@ class _Union:
                 whole = np.array(numbers, np.int64).reshape(*first.shape, 4)
                 return self._expression(whole, first.dtype, inverse)
         raise UnsupportedModelError(
-            f"a number of node {node.name} ({node.op_type}) follows from the picture's size in a "
-            "way that is not known; export the model for one size"
+            f"a number of node {node.outputs[0].name} ({node.op_type}) follows from the picture's "
+            "size in a way that is not known; export the model for one size"
         )
 
     def _expression(self, numbers: np.ndarray, dtype: np.dtype, inverse: bool) -> ir.Value:

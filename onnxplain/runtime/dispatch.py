@@ -14,7 +14,7 @@ from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import ALIASES, METHODS, map_name
 from onnxplain.runtime import methods
 
-__all__ = ["check_options", "choose", "compute", "reads", "served"]
+__all__ = ["check_options", "choose", "compute", "of_first_class", "reads", "served"]
 
 _BEST_FIRST = (
     "transformer_attribution",
@@ -122,6 +122,8 @@ def compute(
     values: Mapping[str, NDArray[Any]],
     contract: Contract,
     options: Mapping[str, Any],
+    *,
+    column: int = 0,
 ) -> NDArray[np.float32]:
     """The method's raw maps, float32 [B, h, w] on the patch grid, or [B, H, W] for pixel methods.
 
@@ -130,13 +132,15 @@ def compute(
         values: The outputs that `reads` names, by name.
         contract: The model's contract.
         options: The method's own options.
+        column: Which of the classes of each image, in a file that takes several.
 
     Returns:
         A map per image; NaN for an image whose outputs are not all finite, so that one bad image
         does not take its batch along.
     """
     if (name := fused(method, contract, options)) is not None:
-        return _where_finite(values[name])
+        maps = values[name]
+        return _where_finite(maps[:, column] if maps.ndim == 4 else maps)
     needs = METHODS[method]
     groups = [[values[name] for name in group] for group in sources(method, contract)]
     if needs.reads_row:
@@ -173,6 +177,17 @@ def compute(
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}
     grid[finite] = function(*arguments, **keywords, **options)
     return grid
+
+
+def of_first_class(
+    values: Mapping[str, NDArray[Any]], contract: Contract
+) -> dict[str, NDArray[Any]]:
+    """The outputs of a file that takes several classes at once, as of one that takes one."""
+    several = contract.targets > 1
+    return {
+        name: value[:, 0] if several and value.ndim == 4 else value
+        for name, value in values.items()
+    }
 
 
 def _where_finite(maps: NDArray[Any]) -> NDArray[np.float32]:

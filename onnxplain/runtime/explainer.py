@@ -13,14 +13,21 @@ from PIL import Image
 
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError, OnnxplainError
-from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS
+from onnxplain.outputs import METHODS
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explanation import Explanation, upsample
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.preprocessing import Prepared, prepare, prepare_picture
 from onnxplain.runtime.streaming import ahead
-from onnxplain.runtime.taps import KINDS, SINGLE, Taps
-from onnxplain.runtime.targets import PREDICTION, Target, class_index, class_indices
+from onnxplain.runtime.taps import SINGLE, Taps, outputs_of
+from onnxplain.runtime.targets import (
+    PREDICTION,
+    ClassWeights,
+    Question,
+    Target,
+    class_index,
+    question,
+)
 
 __all__ = ["Explainer"]
 
@@ -105,17 +112,17 @@ class Explainer:
         Raises:
             InputError: An image, target or kind is not what the model can take or give.
         """
-        wanted = self._wanted(kinds)
-        pixels = np.stack([pixels for pixels, _ in prepare(images, self.contract.input)])
-        classes = class_indices(target, len(pixels), self.contract)
+        wanted = outputs_of(kinds, self.contract, self._model.outputs)
+        batch = prepare(images, self.contract.input)
+        asked = question(target, None, len(batch), self.contract)
         outputs = [name for names in wanted.values() for name in names if name is not None]
-        values = self._model.run(pixels, classes, outputs)
+        values = self._model.run([image for image, _ in batch], asked, outputs)
         found: dict[str, Any] = {}
         for kind, names in wanted.items():
             arrays = [None if name is None else values[name] for name in names]
             found[kind] = arrays[0] if kind in SINGLE else arrays
         logits = values[self.contract.logits]
-        return Taps(logits=logits, target=_resolved(classes, logits), **found)
+        return Taps(logits=logits, target=asked.answered(logits), **found)
 
     def explain(
         self,
@@ -123,6 +130,7 @@ class Explainer:
         *,
         method: str = "auto",
         target: Target | Sequence[Target] = None,
+        class_weights: ClassWeights = None,
         **options: Any,
     ) -> Explanation:
         """Heatmaps for one picture or a batch.
@@ -135,6 +143,10 @@ class Explainer:
             method: One of `methods`; "auto" takes the best one that the file serves.
             target: The class to explain: None for each image's prediction, an index, a label, or
                 a list with one of these per image.
+            class_weights: Instead of a class, a sum of logits, from a file with
+                `seed="weights"`: a weight by class (label or index; the others are 0), or an array
+                [classes] or [B, classes]. `{"cat": 1, "dog": -1}`: what makes it a cat rather
+                than a dog.
             **options: The method's own, such as `head_fusion`, `discard_ratio`, `start_layer`.
 
         Raises:
@@ -144,8 +156,54 @@ class Explainer:
         method = dispatch.choose(method, self.contract)
         dispatch.check_options(method, options)
         batch = prepare(images, self.contract.input)
-        classes = class_indices(target, len(batch), self.contract)
-        return self._explain(batch, classes, method, options)
+        asked = question(target, class_weights, len(batch), self.contract)
+        return self._explain(batch, asked, method, options)[0]
+
+    def explain_classes(
+        self,
+        images: Any,
+        *,
+        method: str = "auto",
+        classes: Sequence[Target] | None = None,
+        top: int | None = None,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Several classes of each image, as many in one run of the model as the file takes.
+
+        Args:
+            images: As in `explain`.
+            method: As in `explain`.
+            classes: The same for all images; None: each image's likeliest ones.
+            top: How many of these; None: as many as the file takes at once (`contract.targets`).
+            **options: The method's own.
+
+        Returns:
+            One result per class, in the order of `classes` or the likeliest first.
+
+        Raises:
+            InputError, ImageError: As in `explain`.
+        """
+        _refuse_count("top", top)
+        method = dispatch.choose(method, self.contract)
+        dispatch.check_options(method, options)
+        batch = prepare(images, self.contract.input)
+        size = self.contract.targets
+        results: list[Explanation] = []
+        if classes is not None:
+            row = np.array([class_index(one, self.contract) for one in classes], np.int64)
+            wanted = row[None].repeat(len(batch), axis=0)
+        else:
+            ranks = (PREDICTION - np.arange(size))[None].repeat(len(batch), axis=0)
+            results = self._explain(batch, Question(classes=ranks), method, options)
+            results = results[: min(top or size, self.contract.classes)]
+            wanted = (-results[0].logits).argsort(axis=-1, kind="stable")
+            wanted = wanted[:, : top or size]
+        for start in range(len(results), wanted.shape[1], size):
+            # The last run is filled up with its last class.
+            columns = [min(start + i, wanted.shape[1] - 1) for i in range(size)]
+            found = self._explain(batch, Question(classes=wanted[:, columns]), method, options)
+            results += found[: wanted.shape[1] - start]
+        return results
 
     def explain_many(
         self,
@@ -156,6 +214,7 @@ class Explainer:
         on_error: str | Callable[[Any, OnnxplainError], None] = "raise",
         method: str = "auto",
         target: Target = None,
+        class_weights: ClassWeights = None,
         **options: Any,
     ) -> Iterator[Explanation]:
         """Explains a stream of pictures, one result per picture, in order.
@@ -170,7 +229,7 @@ class Explainer:
             on_error: What a picture that cannot be read does. "raise": stops, after the results
                 before it. "skip": leaves it out with a warning. A function is called with the
                 picture as it came from `paths` and the error, then it is left out.
-            method, target, **options: As in `explain`; one target for all.
+            method, target, class_weights, **options: As in `explain`; one question for all.
 
         Raises:
             InputError: At the call, for a wrong argument.
@@ -184,9 +243,11 @@ class Explainer:
             raise InputError("explain_many takes a list of pictures; for one picture use explain")
         method = dispatch.choose(method, self.contract)
         dispatch.check_options(method, options)
-        index = class_index(target, self.contract)
+        if target is not None:
+            target = class_index(target, self.contract)
+        asked = question(target, class_weights, 1, self.contract)
         threads = workers or min(4, os.cpu_count() or 1)
-        return self._stream(iter(paths), batch_size, threads, on_error, index, method, options)
+        return self._stream(iter(paths), batch_size, threads, on_error, asked, method, options)
 
     def _stream(
         self,
@@ -194,14 +255,13 @@ class Explainer:
         batch_size: int,
         workers: int,
         on_error: str | Callable[[Any, OnnxplainError], None],
-        index: int,
+        asked: Question,
         method: str,
         options: dict[str, Any],
     ) -> Iterator[Explanation]:
         def run(batch: list[Prepared]) -> Iterator[Explanation]:
             if batch:
-                classes = np.full(len(batch), index, np.int64)
-                yield from self._explain(batch, classes, method, options)
+                yield from self._explain(batch, asked.repeated(len(batch)), method, options)[0]
 
         def decode(source: Any) -> Prepared:
             return prepare_picture(source, self.contract.input)
@@ -228,13 +288,14 @@ class Explainer:
         *,
         methods: Iterable[str] | None = None,
         target: Target | Sequence[Target] = None,
+        class_weights: ClassWeights = None,
     ) -> Iterator[Explanation]:
         """Several methods side by side, from one run of the model.
 
         Args:
             images: As in `explain`; all their outputs are in memory at once.
             methods: Names; None is every method that the file serves.
-            target: As in `explain`.
+            target, class_weights: As in `explain`.
 
         Yields:
             One result per method, each with its default options.
@@ -245,31 +306,33 @@ class Explainer:
         names = [dispatch.choose(m, self.contract) for m in (methods or self.methods)]
         batch = prepare(images, self.contract.input)
         contract = self._contract_of(batch)
-        classes = class_indices(target, len(batch), contract)
+        asked = question(target, class_weights, len(batch), contract)
         outputs = {output for name in names for output in dispatch.reads(name, contract, {})}
-        values = self._model.run(np.stack([pixels for pixels, _ in batch]), classes, outputs)
+        values = self._model.run([image for image, _ in batch], asked, outputs)
         for name in names:
             grid = dispatch.compute(name, values, contract, {})
-            yield self._explanation(name, {}, grid, values[contract.logits], classes, batch)
+            yield self._explanation(name, {}, grid, values[contract.logits], asked, batch)
 
     def _explain(
-        self,
-        batch: list[Prepared],
-        classes: NDArray[np.int64],
-        method: str,
-        options: dict[str, Any],
-    ) -> Explanation:
+        self, batch: list[Prepared], asked: Question, method: str, options: dict[str, Any]
+    ) -> list[Explanation]:
+        """One result for each class of an image that is asked for."""
         contract = self._contract_of(batch)
         outputs = dispatch.reads(method, contract, options)
-        grids, logits = [], []
+        questions = asked.one_by_one()
+        logits: list[NDArray[Any]] = []
+        grids: list[list[NDArray[np.float32]]] = [[] for _ in questions]
         for start in range(0, len(batch), _IMAGES_PER_RUN):
             part = slice(start, start + _IMAGES_PER_RUN)
-            pixels = np.stack([pixels for pixels, _ in batch[part]])
-            values = self._model.run(pixels, classes[part], outputs)
+            values = self._model.run([image for image, _ in batch[part]], asked[part], outputs)
             logits.append(values[contract.logits])
-            grids.append(dispatch.compute(method, values, contract, options))
-        grid, all_logits = np.concatenate(grids), np.concatenate(logits)
-        return self._explanation(method, options, grid, all_logits, classes, batch)
+            for i, grid in enumerate(grids):
+                grid.append(dispatch.compute(method, values, contract, options, column=i))
+        whole = np.concatenate(logits)
+        return [
+            self._explanation(method, options, np.concatenate(grid), whole, one, batch)
+            for one, grid in zip(questions, grids, strict=True)
+        ]
 
     def _explanation(
         self,
@@ -277,7 +340,7 @@ class Explainer:
         options: dict[str, Any],
         grid: NDArray[np.float32],
         logits: NDArray[Any],
-        classes: NDArray[np.int64],
+        asked: Question,
         batch: list[Prepared],
     ) -> Explanation:
         # Relevance of pixels has a sign: the map shows what speaks for the class.
@@ -287,63 +350,26 @@ class Explainer:
         if tokens.patch is not None and not pixels:
             covered = tokens.grid[0] * tokens.patch[0], tokens.grid[1] * tokens.patch[1]
         heatmap, degenerate = upsample(shown, contract.input.size, covered)
-        target, labels = _resolved(classes, logits), contract.labels
         return Explanation(
             method=method,
             options=dict(options),
             grid=grid,
             heatmap=heatmap,
             logits=logits,
-            target=target,
-            labels=tuple(str(i) if labels is None else labels[i] for i in target),
+            target=asked.answered(logits),
+            labels=asked.names(logits, contract),
             degenerate=degenerate,
             pictures=tuple(picture for _, picture in batch),
+            class_weights=asked.weights,
         )
 
     def _contract_of(self, batch: list[Prepared]) -> Contract:
         """The contract for pixels of the batch's size."""
+        if self.contract.input.layout == "HWC":  # the graph brings every picture to one size
+            return self.contract
         return self.contract.at(batch[0][0].shape[1:])
-
-    def _wanted(self, kinds: Iterable[str] | None) -> dict[str, list[str | None]]:
-        """The outputs behind each kind of tap, per layer or as the only one."""
-        contract, have = self.contract, self._model.outputs
-        named: dict[str, list[str | None]] = {
-            "attention": [layer.attention for layer in contract.layers],
-            "attention_gradient": [layer.gradient for layer in contract.layers],
-            "attention_relevance": [layer.relevance for layer in contract.layers],
-            "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
-            "attention_pooling": [POOLING],
-            "token_weights": [TOKEN_WEIGHTS],
-            "features": [contract.features],
-            "features_gradient": [contract.features_gradient],
-            "input_relevance": [contract.input_relevance],
-            "input_relevance_attnlrp": [contract.input_relevance_attnlrp],
-        }
-        present = {
-            kind: [name if name in have else None for name in names]
-            for kind, names in named.items()
-            if have.intersection(name for name in names if name)
-        }
-        if kinds is None:
-            return present
-        if isinstance(kinds, str):
-            kinds = [kinds]
-        wanted = {}
-        for kind in kinds:
-            if kind not in KINDS:
-                raise InputError(f"unknown kind of tap {kind!r}; one of {', '.join(KINDS)}")
-            if kind not in present:
-                raise InputError(
-                    f"this file has no {kind}; it has {', '.join(present) or 'logits only'}"
-                )
-            wanted[kind] = present[kind]
-        return wanted
 
 
 def _refuse_count(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int | np.integer) or value < 1):
         raise InputError(f"{name} is {value!r}, expected a positive number")
-
-
-def _resolved(classes: NDArray[np.int64], logits: NDArray[Any]) -> NDArray[np.int64]:
-    return np.where(classes == PREDICTION, logits.argmax(axis=-1), classes).astype(np.int64)

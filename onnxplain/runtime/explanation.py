@@ -84,13 +84,16 @@ class Explanation:
     Attributes:
         method: The method that made the maps.
         options: The method's options as given.
+        class_weights: float32 [B, classes], the sum of logits that is explained, or None.
         grid: float32 [B, h, w], raw values on the patch grid; [B, H, W] for methods with a value
             per pixel, which may be negative.
         heatmap: float32 [B, H, W] in 0..1 at the model's input size; 0 where degenerate. Of a
             method with a value per pixel it shows the positive part.
         logits: [B, classes], the model's own output.
-        target: int64 [B], the class that is explained.
-        labels: The target's label for each picture; its number where the model has no labels.
+        target: int64 [B], the class that is explained; of a sum of logits, that of the largest
+            weight.
+        labels: The target's label for each picture; its number where the model has no labels. A sum
+            of logits in words: `cat - 0.5 dog`.
         degenerate: bool [B], maps that are not finite, blank, or constant up to rounding.
         pictures: The originals, upright, and the way from them to the model's input.
     """
@@ -104,6 +107,7 @@ class Explanation:
     degenerate: NDArray[np.bool_]
     pictures: tuple[Picture, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    class_weights: NDArray[np.float32] | None = None
 
     def __repr__(self) -> str:
         return f"Explanation(method={self.method!r}, labels={self.labels}, grid={self.grid.shape})"
@@ -124,6 +128,7 @@ class Explanation:
             labels=self.labels[part],
             degenerate=self.degenerate[part],
             pictures=self.pictures[part],
+            class_weights=None if self.class_weights is None else self.class_weights[part],
         )
 
     def __iter__(self) -> Iterator[Explanation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
-from onnxplain.outputs import GRAPH_KINDS, depends_on_class, map_name
+from onnxplain.outputs import GRAPH_KINDS, depends_on_class, heatmap_name, map_name
 from onnxplain.runtime.devices import Device, candidates, open_session
+from onnxplain.runtime.targets import Question
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -55,11 +56,13 @@ class _Graph:
                 f"{self.path}: the contract names the input {contract.input.name!r}, the graph has "
                 f"{_some(sorted(self.takes))}; make the file again"
             )
-        if any(map(depends_on_class, self.outputs)) and contract.target not in self.takes:
-            raise ContractError(
-                f"{self.path}: the contract names the target {contract.target!r}, the graph has "
-                f"{_some(sorted(self.takes))}; make the file again"
-            )
+        asked = [contract.target, *([contract.class_weights] if contract.class_weights else [])]
+        for name in asked if any(map(depends_on_class, self.outputs)) else ():
+            if name not in self.takes:
+                raise ContractError(
+                    f"{self.path}: the contract names the input {name!r}, the graph has "
+                    f"{_some(sorted(self.takes))}; make the file again"
+                )
 
 
 class Model:
@@ -103,10 +106,10 @@ class Model:
             graph.outputs = _declared(self.contract)
             graph.check(self.contract)
             self._graphs = [graph]
-        if self.contract.input.layout != "NCHW":
+        if self.contract.input.layout not in ("NCHW", "HWC"):
             raise ContractError(
                 f"{self.path}: image layout {self.contract.input.layout!r}, this version of "
-                "onnxplain runs NCHW"
+                "onnxplain runs NCHW and HWC"
             )
 
     @property
@@ -119,13 +122,14 @@ class Model:
         return set().union(*(graph.outputs for graph in self._graphs))
 
     def run(
-        self, pixels: NDArray[np.float32], target: NDArray[np.int64], outputs: Iterable[str]
+        self, images: Sequence[NDArray[Any]], asked: Question, outputs: Iterable[str]
     ) -> dict[str, NDArray[Any]]:
         """Runs the cheapest graph that has the outputs, or those that have them together.
 
         Args:
-            pixels: float32 [B, 3, H, W], normalised.
-            target: int64 [B]; -1 is the image's own prediction.
+            images: B arrays as the contract's input takes them: float32 [3, H, W], normalised and
+                all of one size, or uint8 [H, W, 3].
+            asked: What to explain about them.
             outputs: Names from `outputs`; the logits always come along.
 
         Returns:
@@ -140,10 +144,9 @@ class Model:
             with self._lock:
                 if graph.session is None:
                     self._open(graph)
-            values.update(self._run_in_batches(graph, pixels, target, names))
+            values.update(self._run_in_batches(graph, images, asked, names))
         finite = np.isfinite(values[self.contract.logits]).all(axis=-1)
-        ordinary = np.abs(pixels).reshape(len(pixels), -1).max(axis=1) < _ORDINARY
-        if len(finite) and not finite.any() and ordinary.any():
+        if not finite.any() and any(np.abs(image).max() < _ORDINARY for image in images):
             raise ModelError(
                 f"{self.path}: the logits are not finite; a weight of the model, or mean and std "
                 "in its contract, must be damaged"
@@ -164,40 +167,34 @@ class Model:
                 return plan
 
     def _run_in_batches(
-        self,
-        graph: _Graph,
-        pixels: NDArray[np.float32],
-        target: NDArray[np.int64],
-        names: list[str],
+        self, graph: _Graph, images: Sequence[NDArray[Any]], asked: Question, names: list[str]
     ) -> dict[str, NDArray[Any]]:
         """Runs a graph whose batch may be fixed on any number of images."""
-        size = self.contract.input.batch or len(pixels)
+        size = self.contract.input.batch or len(images)
         parts = []
-        for start in range(0, len(pixels), size):
-            chunk, classes = pixels[start : start + size], target[start : start + size]
-            short = size - len(chunk)  # a fixed batch is filled up with copies of the last image
-            if short:
-                chunk = np.concatenate([chunk, chunk[-1:].repeat(short, axis=0)])
-                classes = np.concatenate([classes, classes[-1:].repeat(short)])
-            values = self._run(graph, chunk, classes, names)
-            parts.append([value[: size - short] for value in values])
+        for start in range(0, len(images), size):
+            # A fixed batch is filled up with copies of the last image.
+            chosen = [min(start + i, len(images) - 1) for i in range(size)]
+            feeds = {name: array[chosen] for name, array in asked.feeds(self.contract).items()}
+            one = self.contract.input.layout == "HWC"
+            feeds[self.contract.input.name] = (
+                images[start] if one else np.stack([images[i] for i in chosen])
+            )
+            values = self._run(graph, feeds, names)
+            parts.append([value[: len(images) - start] for value in values])
         whole = (p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True))
         return dict(zip(names, whole, strict=True))
 
     def _run(
-        self,
-        graph: _Graph,
-        pixels: NDArray[np.float32],
-        target: NDArray[np.int64],
-        names: list[str],
+        self, graph: _Graph, feeds: Mapping[str, NDArray[Any]], names: list[str]
     ) -> list[NDArray[Any]]:
         assert graph.session is not None
-        feeds: dict[str, NDArray[Any]] = {self.contract.input.name: pixels}
-        name = self.contract.target
-        if name in graph.takes and (name in graph.requires or (target >= 0).any()):
-            feeds[name] = target
+        target = feeds.get(self.contract.target or "")
+        taken = {name: array for name, array in feeds.items() if name in graph.takes}
+        if target is not None and self.contract.target not in graph.requires and (target < 0).all():
+            taken.pop(str(self.contract.target), None)  # the default
         try:
-            return list(graph.session.run(names, feeds))
+            return list(graph.session.run(names, taken))
         except Exception as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"{graph.path}: onnxruntime failed to run it ({reason})") from None
@@ -255,7 +252,7 @@ def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
             raise ModelError(f"{path}: no such file, though {document} names it")
         _refuse_empty(path)
         outputs = {o for method in served for o in contract.methods.get(method, ())}
-        outputs |= {map_name(method) for method in served if method in contract.maps}
+        outputs |= set(_map_names(contract, served))
         graphs.append(_Graph(path, outputs))
     return contract, graphs
 
@@ -268,8 +265,16 @@ def _declared(contract: Contract) -> set[str]:
     features = (contract.features, contract.features_gradient)
     pixels = (contract.input_relevance, contract.input_relevance_attnlrp)
     names.update(name for name in (*features, *pixels) if name)
-    names.update(map(map_name, contract.maps))
+    names.update(_map_names(contract, contract.maps))
     return names
+
+
+def _map_names(contract: Contract, methods: Iterable[str]) -> Iterator[str]:
+    for method in methods:
+        if method in contract.maps:
+            yield map_name(method)
+            if contract.heatmaps:
+                yield heatmap_name(method)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -122,16 +122,16 @@ def preprocess(
         raise ContractError(
             f"unknown interpolation {spec.interpolation!r}; one of {', '.join(_RESAMPLING)}"
         )
-    original = (image.height, image.width)
-    resized = _resized(original, spec)
+    geometry = _geometry(image, spec)
+    resized = geometry.resized
     if resized[0] * resized[1] > _LARGEST_RESIZED:
         raise ImageError(
             f"{name}: {image.width}x{image.height} pixels is too elongated; resizing would make it "
             f"{resized[1]}x{resized[0]}"
         )
-    if resized != original:
+    if resized != geometry.original:
         image = image.resize((resized[1], resized[0]), _RESAMPLING[spec.interpolation])
-    top, left = (_offset(have, want) for have, want in zip(resized, spec.size, strict=True))
+    top, left = geometry.offset
     fill = tuple(round(255 * v) for v in spec.mean) if spec.crop_mode == "border" else (0, 0, 0)
     canvas = Image.new("RGB", (spec.size[1], spec.size[0]), fill)
     canvas.paste(image, (-left, -top))
@@ -141,7 +141,14 @@ def preprocess(
     pixels = pixels / np.float32(255)
     pixels -= _per_channel(spec.mean)
     pixels /= _per_channel(spec.std)
-    return pixels, Geometry(original=original, resized=resized, offset=(top, left), size=spec.size)
+    return pixels, geometry
+
+
+def _geometry(image: Image.Image, spec: ImageInput) -> Geometry:
+    original = (image.height, image.width)
+    resized = _resized(original, spec)
+    top, left = (_offset(have, want) for have, want in zip(resized, spec.size, strict=True))
+    return Geometry(original=original, resized=resized, offset=(top, left), size=spec.size)
 
 
 def _resized(original: tuple[int, int], spec: ImageInput) -> tuple[int, int]:
@@ -179,11 +186,13 @@ def denormalise(pixels: NDArray[np.float32], spec: ImageInput) -> NDArray[np.uin
     return np.rint(values.clip(0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
 
 
-Prepared = tuple[NDArray[np.float32], Picture]
+Prepared = tuple[NDArray[Any], Picture]
 
 
 def prepare(images: Any, spec: ImageInput) -> list[Prepared]:
-    """Pictures as model inputs, float32 [3, H, W] each, along with the originals.
+    """Pictures as model inputs, along with the originals.
+
+    Each is float32 [3, H, W], or uint8 [H, W, 3] where the graph itself does the preprocessing.
 
     Args:
         images: One picture as `load_picture` takes it, a list of these, a uint8 array
@@ -196,6 +205,10 @@ def prepare(images: Any, spec: ImageInput) -> list[Prepared]:
     """
     if isinstance(images, np.ndarray):
         if np.issubdtype(images.dtype, np.floating):
+            if spec.layout == "HWC":
+                raise InputError(
+                    "normalised pixel values; this file takes pictures as they are, uint8 [H, W, 3]"
+                )
             return [_prepared_pixels(pixels, spec) for pixels in _checked(images, spec)]
         images = list(images) if images.ndim == 4 else [images]
     elif isinstance(images, str | os.PathLike | Image.Image):
@@ -214,6 +227,9 @@ def prepare(images: Any, spec: ImageInput) -> list[Prepared]:
 def prepare_picture(image: Any, spec: ImageInput) -> Prepared:
     """One picture as `prepare` does it."""
     rgb, path = load_picture(image)
+    if spec.layout == "HWC":
+        picture = Picture(image=rgb, geometry=_geometry(rgb, spec), path=path)
+        return picture.rgb, picture
     pixels, geometry = preprocess(rgb, spec, name=str(path or "the picture"))
     return pixels, Picture(image=rgb, geometry=geometry, path=path)
 

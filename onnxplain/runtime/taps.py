@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KINDS", "SINGLE", "Taps"]
+from onnxplain.contract import Contract
+from onnxplain.errors import InputError
+from onnxplain.outputs import POOLING, TOKEN_WEIGHTS
+
+__all__ = ["KINDS", "SINGLE", "Taps", "outputs_of"]
 
 Array = NDArray[np.floating[Any]]
 
@@ -70,3 +75,47 @@ class Taps:
     def __repr__(self) -> str:
         held = ["logits", *(kind for kind in KINDS if getattr(self, kind) is not None)]
         return f"Taps(target={self.target.tolist()}, with {', '.join(held)})"
+
+
+def outputs_of(
+    kinds: Iterable[str] | None, contract: Contract, have: Collection[str]
+) -> dict[str, list[str | None]]:
+    """The outputs behind each kind of tap, per layer or as the only one.
+
+    Args:
+        kinds: Some of `KINDS`; None is every one that the file has.
+        contract: The model's contract.
+        have: Names of all outputs that the file has.
+
+    Raises:
+        InputError: A kind that does not exist, or that this file has not.
+    """
+    named: dict[str, list[str | None]] = {
+        "attention": [layer.attention for layer in contract.layers],
+        "attention_gradient": [layer.gradient for layer in contract.layers],
+        "attention_relevance": [layer.relevance for layer in contract.layers],
+        "attention_relevance_lrp": [layer.relevance_lrp for layer in contract.layers],
+        "attention_pooling": [POOLING],
+        "token_weights": [TOKEN_WEIGHTS],
+        "features": [contract.features],
+        "features_gradient": [contract.features_gradient],
+        "input_relevance": [contract.input_relevance],
+        "input_relevance_attnlrp": [contract.input_relevance_attnlrp],
+    }
+    present = {
+        kind: [name if name in have else None for name in names]
+        for kind, names in named.items()
+        if not set(have).isdisjoint(names)
+    }
+    if kinds is None:
+        return present
+    wanted = {}
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind not in KINDS:
+            raise InputError(f"unknown kind of tap {kind!r}; one of {', '.join(KINDS)}")
+        if kind not in present:
+            raise InputError(
+                f"this file has no {kind}; it has {', '.join(present) or 'logits only'}"
+            )
+        wanted[kind] = present[kind]
+    return wanted

@@ -1,0 +1,136 @@
+"""How far two arrays of one output are apart, and whether that is tolerated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxplain.outputs import METHODS
+from onnxplain.runtime.explanation import DEGENERATE_SPAN
+
+__all__ = ["RELEVANCE_L2", "RELEVANCE_SPEARMAN", "TOLERANCE", "Difference", "measure"]
+
+TOLERANCE = 1e-4
+# Relevance is divided by sums that may nearly cancel, so single values of it are not reproducible.
+RELEVANCE_L2 = 1e-2
+RELEVANCE_SPEARMAN = 0.999
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far an output is apart, the worst of all runs.
+
+    Attributes:
+        output: Its name; `map.{method}` may be what the runtime makes of the file's taps.
+        shape: In the first run.
+        largest: Largest magnitude on the side that it is compared with.
+        absolute: Largest absolute difference; infinite where the shapes differ, or a value is NaN
+            or infinite on one side alone.
+        relative: That by the largest magnitude of the run, or by 1 where all values are 0.
+        relative_l2: Euclidean norm of the difference by that of the other side.
+        spearman: Of maps, the lowest rank correlation of a picture; of others None.
+        within: Whether that is tolerated.
+    """
+
+    output: str
+    shape: tuple[int, ...]
+    largest: float
+    absolute: float
+    relative: float
+    relative_l2: float
+    spearman: float | None
+    within: bool
+
+    def worse(self, other: Difference) -> Difference:
+        """That of this run and another one."""
+        ranks = [value.spearman for value in (self, other) if value.spearman is not None]
+        return Difference(
+            output=self.output,
+            shape=self.shape,
+            largest=max(self.largest, other.largest),
+            absolute=max(self.absolute, other.absolute),
+            relative=max(self.relative, other.relative),
+            relative_l2=max(self.relative_l2, other.relative_l2),
+            spearman=min(ranks, default=None),
+            within=self.within and other.within,
+        )
+
+
+def measure(
+    output: str, found: NDArray[Any], expected: NDArray[Any], tolerance: float
+) -> Difference:
+    """How far an output of one run is apart.
+
+    Args:
+        output: Its name, by which maps and relevance are known.
+        found, expected: Its values on both sides, first axis the pictures.
+        tolerance: What the largest difference by the largest value may be.
+    """
+    finite = np.isfinite(expected)
+    same = found.shape == expected.shape and np.array_equal(
+        np.where(np.isfinite(found), 0, found), np.where(finite, 0, expected), equal_nan=True
+    )
+    largest = float(np.abs(expected[finite]).max(initial=0))
+    if not same:
+        return Difference(
+            output=output,
+            shape=found.shape,
+            largest=largest,
+            absolute=math.inf,
+            relative=math.inf,
+            relative_l2=math.inf,
+            spearman=None,
+            within=False,
+        )
+    a, b = (np.where(finite, values, 0).astype(np.float64) for values in (found, expected))
+    absolute = float(np.abs(a - b).max(initial=0))
+    relative = absolute / (largest or 1.0)
+    relative_l2 = float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
+    spearman = min(map(_spearman, a, b)) if _method_of(output) else None
+    if _is_relevance(output):
+        within = relative_l2 <= RELEVANCE_L2 and (
+            spearman is None or spearman >= RELEVANCE_SPEARMAN
+        )
+    else:
+        within = relative <= tolerance
+    return Difference(
+        output=output,
+        shape=found.shape,
+        largest=largest,
+        absolute=absolute,
+        relative=relative,
+        relative_l2=relative_l2,
+        spearman=spearman,
+        within=within,
+    )
+
+
+def _method_of(output: str) -> str | None:
+    """The method whose map or heatmap the output is, if it is one."""
+    _, _, method = output.partition(".")
+    return method if method in METHODS else None
+
+
+def _is_relevance(output: str) -> bool:
+    method = _method_of(output)
+    made_of = [output] if method is None else METHODS[method].outputs(1)
+    return any("relevance" in name for name in made_of)
+
+
+def _spearman(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Rank correlation; 1 of two maps that are constant up to rounding, 0 if only one is."""
+    blank = [np.ptp(values) <= DEGENERATE_SPAN * np.abs(values).max() for values in (one, other)]
+    if any(blank):
+        return float(all(blank))
+    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Equal values, such as those that a relu cut off, share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return ranks[place.reshape(-1)]

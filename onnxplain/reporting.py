@@ -1,0 +1,121 @@
+"""What commands print: of an export, an explanation, a contract, a verification."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxplain.console import complain, print_json
+
+if TYPE_CHECKING:
+    from onnxplain.contract import Contract
+    from onnxplain.graphs import Report
+    from onnxplain.runtime import Explanation
+    from onnxplain.verification import Verification
+
+__all__ = [
+    "print_contract",
+    "print_explanation",
+    "print_report",
+    "print_verification",
+    "summary_of",
+]
+
+_PIPE_WIDTH = 160  # characters, where there is no terminal to tell
+
+
+def print_report(report: Report, as_json: bool) -> None:
+    from onnxplain.inspection import describe_verification
+
+    size = sum(report.files.values())
+    if kept := report.kept_float32:
+        complain(f"kept in float32: {', '.join(kept[:3])}{' ...' if len(kept) > 3 else ''}")
+    if as_json:
+        print_json(
+            path=str(report.path),
+            files=dict(report.files),
+            source_bytes=report.source_bytes,
+            opset=report.opset,
+            methods=list(report.methods),
+            precision=report.contract.precision,
+            kept_float32=list(report.kept_float32),
+            verification=report.verification,
+        )
+        return
+    print(f"{report.path}: {size / 1e6:.1f} MB, opset {report.opset}")
+    print(f"methods: {', '.join(report.methods)}")
+    print(f"verified: {describe_verification(report.verification)}")
+
+
+def summary_of(one: Explanation) -> dict[str, Any]:
+    from onnxplain.panel import probability
+
+    one_class = one.class_weights is None  # a sum of logits has no probability
+    return {
+        "target": int(one.target[0]) if one_class else None,
+        "label": one.labels[0],
+        "probability": float(probability(one)[0]) if one_class else None,
+    }
+
+
+def print_explanation(one: dict[str, Any]) -> None:
+    note = " (blank map)" if one["degenerate"] else ""
+    share = "" if one["probability"] is None else f" {one['probability']:.1%}"
+    print(f"{one['input']}: {one['label']}{share}{note} -> {one['output']}", flush=True)
+
+
+def print_contract(model: Path, contract: Contract, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(json.loads(contract.to_json()), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from onnxplain.inspection import describe
+
+    table = Table(title=str(model), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in describe(contract):
+        table.add_row(name, value)
+    Console().print(table)
+
+
+def print_verification(report: Verification, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            model=str(report.path),
+            device=report.device,
+            against=report.against,
+            tolerance=report.tolerance,
+            within=report.within,
+            outputs=[_in_json(dataclasses.asdict(one)) for one in report.differences],
+            notes=list(report.notes),
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{report.path} on {report.device} against {report.against}"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("output", overflow="fold")
+    for name in ("shape", "largest", "difference", "relative", "relative L2", "Spearman", "within"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in report.differences:
+        numbers = (one.largest, one.absolute, one.relative, one.relative_l2)
+        spearman = "" if one.spearman is None else f"{one.spearman:.5f}"
+        shape = "x".join(map(str, one.shape))
+        within = "yes" if one.within else "no"
+        table.add_row(one.output, shape, *(f"{n:.1e}" for n in numbers), spearman, within)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    for note in report.notes:
+        print(note)
+
+
+def _in_json(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinite numbers."""
+    return {k: None if v in (math.inf, -math.inf) else v for k, v in values.items()}
