@@ -26,7 +26,7 @@ from benchmarks.runtimes import REFERENCE, RUNTIMES, Case, Runtime
 from onnxplain.demo.scenes import two_garment_scenes
 from onnxplain.outputs import map_name
 
-__all__ = ["ILL_CONDITIONED", "Difference", "bundled", "compare", "main", "real"]
+__all__ = ["BUNDLED", "ILL_CONDITIONED", "PAGE", "Difference", "bundled", "compare", "main", "real"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "portability.md"
@@ -67,7 +67,7 @@ def compare(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
     Raises:
         ValueError: An output has another shape.
     """
-    return {name: Difference.between(found[name], expected[name]) for name in expected}
+    return {name: Difference.between(found[name], expected[name]) for name in found}
 
 
 def _spearman(a: Array, b: Array) -> float:

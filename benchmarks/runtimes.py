@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnx
 import onnxruntime
@@ -21,9 +22,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from onnxplain.contract import KEY, Contract
-from onnxplain.outputs import map_name
+from onnxplain.outputs import heatmap_name, map_name
 
-__all__ = ["REFERENCE", "RUNTIMES", "Case", "Outputs", "Runtime"]
+__all__ = ["BUILD", "NODE", "REFERENCE", "RUNTIMES", "Case", "Outputs", "Runtime"]
 
 Array = NDArray[Any]
 Outputs = dict[str, Array]
@@ -56,13 +57,15 @@ class Case:
 
     @property
     def outputs(self) -> list[str]:
-        """Logits and maps."""
-        return [self.contract.logits, *map(map_name, self.contract.maps)]
+        """Logits, maps, and heatmaps where the file has them."""
+        contract = self.contract
+        heatmaps = map(heatmap_name, contract.maps if contract.heatmaps else ())
+        return [contract.logits, *map(map_name, contract.maps), *heatmaps]
 
     @property
     def feeds(self) -> dict[str, Array]:
         spec = self.contract.input
-        if spec.name == "image":
+        if spec.layout == "HWC":
             (picture,) = self.pictures
             feeds: dict[str, Array] = {spec.name: picture}
         else:
@@ -82,19 +85,12 @@ class Runtime:
     Attributes:
         missing: What this machine lacks for it; empty if nothing.
         version: Its version.
-        run: Logits and maps by name.
+        run: The case's outputs by name; the C++ examples print no heatmaps.
     """
 
     missing: Callable[[], str]
     version: Callable[[], str]
     run: Callable[[Case], Outputs]
-
-
-def _needs(package: str) -> Callable[[], str]:
-    def missing() -> str:
-        return "" if importlib.util.find_spec(package) else f"needs the Python package {package}"
-
-    return missing
 
 
 def _onnxruntime(case: Case) -> Outputs:
@@ -124,6 +120,10 @@ def _openvino(case: Case) -> Outputs:
     return {name: found[name] for name in case.outputs}
 
 
+def _openvino_missing() -> str:
+    return "" if importlib.util.find_spec("openvino") else "needs the Python package openvino"
+
+
 def _openvino_version() -> str:
     import openvino
 
@@ -140,8 +140,6 @@ def _reference(case: Case) -> Outputs:
 
 
 def _opencv(case: Case) -> Outputs:
-    import cv2
-
     model = onnx.load(case.path)
     feeds = case.feeds
     for default in [i for i in model.graph.initializer if i.name in feeds]:
@@ -154,10 +152,8 @@ def _opencv(case: Case) -> Outputs:
     return {name: found[name] for name in case.outputs}
 
 
-def _opencv_version() -> str:
-    import cv2
-
-    return str(cv2.__version__)
+def _opencv_missing() -> str:
+    return "" if cv2.__version__ >= "5" else f"needs OpenCV 5, this is {cv2.__version__}"
 
 
 def _node_missing() -> str:
@@ -212,32 +208,33 @@ def _examples() -> Path | str:
 
 
 def _example(runtime: str, needs: str) -> Runtime:
+    program = BUILD / f"explain_{runtime}"
+
     def missing() -> str:
         folder = _examples()
         if isinstance(folder, str):
             return folder
-        return "" if (folder / f"explain_{runtime}").is_file() else f"needs {needs}"
+        return "" if program.is_file() else f"needs {needs}"
 
     def run(case: Case) -> Outputs:
-        targets = [None] * len(case.pictures) if case.target is None else case.target
-        each = [_explain(runtime, case, i, target) for i, target in enumerate(targets)]
-        return {name: np.concatenate([one[name] for one in each]) for name in case.outputs}
+        each = [_explain(program, case, i) for i in range(len(case.pictures))]
+        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
 
     def version() -> str:
-        return _run([BUILD / f"explain_{runtime}", "--version"]).split()[1].partition("-")[0]
+        return _run([program, "--version"]).split()[1].partition("-")[0]
 
     return Runtime(missing, version, run)
 
 
-def _explain(runtime: str, case: Case, number: int, target: int | None) -> Outputs:
+def _explain(program: Path, case: Case, number: int) -> Outputs:
     """What the example prints of one picture."""
     contract = case.contract
     with tempfile.TemporaryDirectory() as folder:
         picture = Path(folder) / "picture.ppm"
         Image.fromarray(case.pictures[number]).save(picture)
-        words = [BUILD / f"explain_{runtime}", case.path, picture, "--top", contract.classes]
+        words = [program, case.path, picture, "--top", contract.classes]
         words += [word for method in contract.maps for word in ("--method", method)]
-        words += [] if target is None else ["--target", target]
+        words += [] if case.target is None else ["--target", case.target[number]]
         lines = iter(_run(words).splitlines())
     next(lines)  # "share  logit  class"
     logits = np.zeros((1, contract.classes), np.float32)
@@ -263,12 +260,12 @@ REFERENCE = Runtime(lambda: "", lambda: str(onnxruntime.__version__), _onnxrunti
 
 RUNTIMES: Mapping[str, Runtime] = {
     "onnxruntime-node": Runtime(_node_missing, _node_version, _node),
-    "OpenVINO, Python": Runtime(_needs("openvino"), _openvino_version, _openvino),
+    "OpenVINO, Python": Runtime(_openvino_missing, _openvino_version, _openvino),
     "OpenVINO, C++": _example("openvino", "OpenVINO"),
     "onnxruntime, C++": _example(
         "onnxruntime", "onnxruntime's C++ headers (examples/cpp/README.md)"
     ),
     "onnx's reference evaluator": Runtime(lambda: "", lambda: str(onnx.__version__), _reference),
-    "OpenCV dnn": Runtime(_needs("cv2"), _opencv_version, _opencv),
+    "OpenCV dnn": Runtime(_opencv_missing, lambda: str(cv2.__version__), _opencv),
 }
 """The others."""
