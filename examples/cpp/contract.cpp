@@ -97,6 +97,7 @@ Contract Contract::parse(const std::string& json) {
   of_input("std").numbers(contract.std);
   contract.bgr = of_input("color_order").text() == "BGR";
   contract.classes = static_cast<std::int64_t>(at("classes").number());
+  contract.targets = static_cast<std::int64_t>(at("targets").number());
   contract.target = at("target").text();
   contract.logits = at("logits").text();
   auto labels = at("labels");

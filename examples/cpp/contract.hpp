@@ -13,6 +13,7 @@ struct Contract {
   std::array<std::int64_t, 2> size{};  // height, width
   std::array<double, 3> mean{}, std{};
   std::int64_t classes = 0;
+  std::int64_t targets = 1;  // so many classes of a picture are explained at once
   std::vector<std::string> labels;  // empty: there are none
 
   // Throws std::runtime_error where a field is missing.

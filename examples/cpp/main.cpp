@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "contract.hpp"
@@ -146,11 +147,17 @@ void print_classes(const Contract& contract, const Output& logits, std::int64_t 
   }
 }
 
-void print_map(const std::string& name, const Output& map) {
-  if (map.shape.size() != 3 || map.shape[0] != 1) {
-    throw UsageError(name + " is of several classes at once; export without --targets");
+// Of [1, rows, columns].
+std::pair<std::int64_t, std::int64_t> rows_and_columns(const std::string& name,
+                                                       const Shape& shape) {
+  if (shape.size() != 3 || shape[0] != 1) {
+    throw std::runtime_error(name + " is not one map; make the file again");
   }
-  const std::int64_t rows = map.shape[1], columns = map.shape[2];
+  return {shape[1], shape[2]};
+}
+
+void print_map(const std::string& name, const Output& map) {
+  const auto [rows, columns] = rows_and_columns(name, map.shape);
   std::printf("%s, %lld rows of %lld\n", name.c_str(), static_cast<long long>(rows),
               static_cast<long long>(columns));
   for (std::int64_t i = 0; i < rows * columns; ++i) {
@@ -165,6 +172,10 @@ void explain(Arguments arguments) {
   const auto text = model->contract();
   if (text.empty()) throw UsageError(arguments.model + ": not a file that onnxplain made");
   const auto contract = Contract::parse(text);
+  if (contract.targets != 1) {
+    throw UsageError("the file explains " + std::to_string(contract.targets) +
+                     " classes at once; export it without --targets");
+  }
   const auto maps = chosen_outputs(*model, arguments);
   std::map<std::string, Input> inputs{{contract.input, image_input(contract, picture)}};
   if (arguments.target.value_or(0) >= contract.classes) {
@@ -182,8 +193,8 @@ void explain(Arguments arguments) {
     if (name.rfind(kMap, 0) == 0) {
       print_map(name, values.at(name));
     } else {
-      const auto& heatmap = values.at(name);
-      write_pgm(arguments.pgm, heatmap, heatmap.shape[1], heatmap.shape[2]);
+      const auto [rows, columns] = rows_and_columns(name, values.at(name).shape);
+      write_pgm(arguments.pgm, values.at(name), rows, columns);
     }
   }
 }

@@ -25,8 +25,8 @@ class OpenVino : public Model {
                                     const std::vector<std::string>& outputs) override {
     for (const auto& [name, input] : inputs) make_input(name, input.shape);
     // Where the processor has bfloat16, it is the default: too coarse for gradients.
-    auto request = core_.compile_model(model_, "CPU", ov::hint::inference_precision(ov::element::f32))
-                       .create_infer_request();
+    const auto precision = ov::hint::inference_precision(ov::element::f32);
+    auto request = core_.compile_model(model_, "CPU", precision).create_infer_request();
     for (auto& [name, input] : inputs) {
       std::visit(
           [&, &name = name, &shape = input.shape](auto& data) {

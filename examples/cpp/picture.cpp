@@ -26,7 +26,8 @@ Picture read_ppm(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error(path + ": cannot be opened");
   if (file.get() != 'P' || file.get() != '6') {
-    throw std::runtime_error(path + ": not a binary PPM picture (P6); README.md says how to make one");
+    throw std::runtime_error(path +
+                             ": not a binary PPM picture (P6); README.md says how to make one");
   }
   Picture picture;
   picture.width = read_number(file, path);
@@ -38,8 +39,8 @@ Picture read_ppm(const std::string& path) {
   picture.rgb.resize(static_cast<std::size_t>(picture.width * picture.height * 3));
   const auto size = static_cast<std::streamsize>(picture.rgb.size());
   if (!file.read(reinterpret_cast<char*>(picture.rgb.data()), size)) {
-    throw std::runtime_error(path + ": " + std::to_string(file.gcount()) + " bytes of pixels, expected " +
-                             std::to_string(size));
+    throw std::runtime_error(path + ": " + std::to_string(file.gcount()) +
+                             " bytes of pixels, expected " + std::to_string(size));
   }
   return picture;
 }
