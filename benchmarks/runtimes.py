@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import importlib.util
 import json
 import shutil
@@ -197,13 +198,16 @@ def _examples() -> Path | str:
         options.append(f"-DOpenVINO_DIR={Path(str(spec.origin)).parent / 'cmake'}")
     for library in (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"):
         options.append(f"-DONNXRUNTIME_LIBRARY={library}")
-    try:
-        _run(["cmake", "-S", CPP, "-B", BUILD, *options])
-    except RuntimeError as error:
-        if "neither OpenVINO" in str(error):
-            return "needs OpenVINO or onnxruntime's C++ headers (examples/cpp/README.md)"
-        raise
-    _run(["cmake", "--build", BUILD])
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests that run side by side build it once
+        try:
+            _run(["cmake", "-S", CPP, "-B", BUILD, *options])
+        except RuntimeError as error:
+            if "neither OpenVINO" in str(error):
+                return "needs OpenVINO or onnxruntime's C++ headers (examples/cpp/README.md)"
+            raise
+        _run(["cmake", "--build", BUILD])
     return BUILD
 
 
