@@ -1,5 +1,7 @@
 PYTHON ?= python3
 SOURCES := $(shell find onnxplain -type f -not -name '*.pyc')
+# What the tests run in Node and in browsers. Without npm these tests are skipped.
+LOCKS := $(if $(shell command -v npm),$(wildcard benchmarks/node/package-lock.json examples/web/package-lock.json))
 
 .PHONY: demo test lint clean
 
@@ -7,7 +9,7 @@ SOURCES := $(shell find onnxplain -type f -not -name '*.pyc')
 demo: .venv-demo/installed
 	.venv-demo/bin/onnxplain demo -o demo-out
 
-test: .venv-test/installed lint
+test: .venv-test/installed lint $(LOCKS:package-lock.json=node_modules/installed)
 	.venv-test/bin/python -m pytest -n 2 --dist loadfile
 
 lint: .venv-test/installed
@@ -25,6 +27,11 @@ lint: .venv-test/installed
 	    --editable '.[cpu,export,test]'
 	touch $@
 
+# The install script of onnxruntime-node would download CUDA libraries.
+%/node_modules/installed: %/package-lock.json
+	npm ci --prefix $* --ignore-scripts --no-audit --no-fund
+	touch $@
+
 .venv-%/created: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo "onnxplain needs Python 3.10 or newer, $(PYTHON) is not: make PYTHON=python3.12" >&2; exit 2; }
@@ -32,4 +39,4 @@ lint: .venv-test/installed
 	touch $@
 
 clean:
-	rm -rf .venv-demo .venv-test demo-out
+	rm -rf .venv-demo .venv-test demo-out build benchmarks/node/node_modules examples/web/node_modules
