@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import UnsupportedModelError, UnsupportedOperatorError
@@ -13,7 +12,7 @@ from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.heatmaps import heatmap
-from onnxplain.graphs.interface import emit, free_names, target_last
+from onnxplain.graphs.interface import drop_unused, emit, free_names, target_last
 from onnxplain.graphs.maps import draw
 from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
@@ -101,7 +100,7 @@ def _build_for(model: ir.Model, contract: Contract, required: bool) -> ir.Model:
     for name in sorted(outputs, key=_order(contract).index):
         emit(b, name, outputs[name])
     target_last(graph)
-    RemoveUnusedNodesPass()(model)
+    drop_unused(model)
     # Half of what is added would be shapes of inner values, which can be inferred, and names of
     # nodes whose outputs have names.
     for node in graph:

@@ -187,6 +187,15 @@ class Builder:
         stack = broadcast(a.shape[:-2], b.shape[:-2])
         return self.op("MatMul", [a, b], (*stack, a.shape[-2], b.shape[-1]))
 
+    def apart(self, x: Tensor) -> Tensor:
+        """A square weight as a value of its own, for a product with its transpose.
+
+        OpenVINO (2026.4, on the CPU) takes a square constant that it has packed for one product
+        for its transpose in another. Two signs, which every runtime folds, make two constants.
+        """
+        square = x.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] != 1
+        return self.neg(self.neg(x)) if square and self.is_fixed(x.value) else x
+
     def swap(self, x: Tensor) -> Tensor:
         """`x` with its last two axes exchanged."""
         return self.transpose(x, (*range(x.rank - 2), x.rank - 1, x.rank - 2))

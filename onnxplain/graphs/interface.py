@@ -13,7 +13,7 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET
 from onnxplain.graphs.taps import dependents
 
-__all__ = ["drop_outputs", "emit", "free_names", "target_last"]
+__all__ = ["drop_outputs", "drop_unused", "emit", "free_names", "target_last"]
 
 
 def free_names(graph: ir.Graph, reserved: Set[str]) -> None:
@@ -50,7 +50,16 @@ def drop_outputs(model: ir.Model, unwanted: Callable[[str], bool]) -> None:
     """Removes the outputs with such names, and what was computed for them alone."""
     for value in [v for v in model.graph.outputs if unwanted(str(v.name))]:
         model.graph.outputs.remove(value)
+    drop_unused(model)
+
+
+def drop_unused(model: ir.Model) -> None:
+    """Removes what no output needs."""
     RemoveUnusedNodesPass()(model)
+    for node in model.graph:
+        for i, value in enumerate(node.outputs):
+            # OpenCV loses count of the constants where an output is left out before another one.
+            value.name = value.name or f"{node.outputs[-1].name}/{i}"
 
 
 def target_last(graph: ir.Graph) -> None:

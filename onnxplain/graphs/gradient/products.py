@@ -28,7 +28,7 @@ def _(s: Step, g: Grads) -> Results:
         flat, left = b.unsqueeze(flat, flat.rank - 1), b.unsqueeze(left, 0)
     results: list[Tensor | Cotangent | None] = [None, None]
     if s.wants[0]:
-        product = b.unbroadcast(b.matmul(flat, b.swap(right)), left.shape)
+        product = b.unbroadcast(b.matmul(flat, b.swap(b.apart(right))), left.shape)
         # sum_k of (g V^T)_ik P_ik is sum_j of g_ij (P V)_ij, over the narrow V
         dots = None
         if s.wants[1] and right.rank == left.rank > 2 and s.y.shape[:-1] == left.shape[:-1]:
@@ -63,7 +63,7 @@ def _(s: Step, g: Grads) -> Results:
     def product(i: int) -> Tensor:
         if i == 2:
             return flat if beta == 1 else b.mul(flat, beta)
-        other = s.input(1 - i)
+        other = b.apart(s.input(1 - i))
         if i == 0:
             return (
                 gemm(other, flat, turned[1], True)
