@@ -141,8 +141,6 @@ def _table(title: str, cases: list[Case]) -> Iterator[str]:
     for name, runtime in RUNTIMES.items():
         cells = [name, *_cells(runtime, cases, expected)]
         yield f"| {' | '.join(cells)} |"
-        if name == "onnxruntime-node":
-            yield "| onnxruntime-web, Chromium | | see `tests/test_web.py` | | | | | |"
 
 
 def _cells(runtime: Runtime, cases: list[Case], expected: list[dict[str, Array]]) -> Iterator[str]:

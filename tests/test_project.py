@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
-    "inspection": {"contract"},
+    "inspection": {"contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
