@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import onnxplain as ox
 from onnxplain.differences import is_relevance
 from onnxplain.export.verify import relative_difference
 from onnxplain.outputs import INPUT_RELEVANCE_ATTNLRP, METHODS, map_name
+from onnxplain.runtime import dispatch
+from onnxplain.runtime.preprocessing import prepare
 
 # Single precision, twelve layers: batch size and graph optimisation change the order of sums.
 TOLERANCE = 1e-5
@@ -59,6 +62,22 @@ def test_prediction(
     result = explainer.explain(shared_real / picture, method="rollout")
     assert result.labels == (label,)
     assert softmax(result.logits)[0].max() == pytest.approx(probability, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_finished_maps_are_those_of_numpy(
+    method: str, explainer: ox.Explainer, vit: Path, shared_real: Path
+) -> None:
+    """Both from one run: relevance of two runs that compute otherwise differs by more."""
+    names = [map_name(method), *METHODS[method].outputs(len(explainer.contract.layers))]
+    without_maps = dataclasses.replace(explainer.contract, maps={})
+    session = onnxruntime.InferenceSession(vit, providers=["CPUExecutionProvider"])
+    for picture in ("chelsea.png", "coffee.png", "china.jpg"):
+        ((pixels, _),) = prepare(shared_real / picture, explainer.contract.input)
+        arrays = session.run(names, {"pixel_values": pixels[None], "target": np.array([7])})
+        values = dict(zip(names, arrays, strict=True))
+        expected = dispatch.compute(method, values, without_maps, {})
+        assert relative_difference(values[map_name(method)], expected) < TOLERANCE, picture
 
 
 @pytest.mark.parametrize("method", GRADIENT_METHODS)
