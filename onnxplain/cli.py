@@ -306,21 +306,19 @@ def _compare(
 ) -> None:
     """Draw every method for some classes of one picture, side by side."""
     from onnxplain.panel import draw_panel, save_picture
-    from onnxplain.runtime.pictures import load_picture
 
     if output.resolve() == image.resolve():
         raise InputError(f"{output} is the input and would be overwritten; give another --output")
     explainer = onnxplain.Explainer(model, device=device, **sized(img_size))
-    picture, _ = load_picture(image)
     classes: list[Any] = list(target or ())
     if not classes:
-        (logits,) = explainer.taps(picture, kinds=()).logits
+        (logits,) = explainer.taps(image, kinds=()).logits
         classes = (-logits).argsort(kind="stable")[:top].tolist()
     rows: list[dict[str, Any]] = []
     with progress("explaining", len(explainer.methods)) as step:
 
         def explained() -> Iterator[Explanation]:
-            for result in explainer.explain_each([picture] * len(classes), target=classes):
+            for result in explainer.explain_each([image] * len(classes), target=classes):
                 rows[:] = rows or [summary_of(one) | {"degenerate": []} for one in result]
                 for row, degenerate in zip(rows, result.degenerate, strict=True):
                     row["degenerate"] += [result.method] if degenerate else []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,8 @@ from onnxplain.errors import InputError
 from onnxplain.outputs import METHODS
 
 if TYPE_CHECKING:
-    from onnxplain.runtime import Explanation
+    from onnxplain.runtime.writing import write_whole
+from onnxplain.runtime import Explanation
 
 __all__ = ["draw_panel", "peak", "probability", "save_picture", "stack_panels"]
 
@@ -194,14 +193,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     form = Image.registered_extensions().get(path.suffix.lower())
     if form not in Image.SAVE:
         raise InputError(f"{path}: not the name of a picture that can be written; try .png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with open(beside, "xb") as file:
-            picture.save(file, form)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, lambda file: picture.save(file, form))
 
 
 def _percent(share: float) -> str:

@@ -143,6 +143,8 @@ def test_a_bundle_of_maps(tmp_path: Path) -> None:
         ({"outputs": "maps", "map_options": {"head_fusion": "sum"}}, "unknown head_fusion 'sum'"),
         ({"outputs": "maps", "map_options": {"discard_ratio": 1}}, "expected 0 <= ratio < 1"),
         ({"outputs": "maps", "map_options": {"start_layer": 2}}, "expected 0..1"),
+        ({"gamma": "1"}, "gamma '1'; expected a number"),
+        ({"gamma": 1, "methods": ["gradcam"]}, "gamma is of the method attnlrp"),
         ({"outputs": "maps", "map_options": {"colour": 2}}, "unknown map option 'colour'"),
         (
             {"outputs": "taps", "map_options": {"start_layer": 1}},

@@ -169,9 +169,14 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded(source)[..., 0], expected)
 
 
-def test_float_pictures_have_no_known_range() -> None:
-    with pytest.raises(ImageError, match="convert to 8 bit"):
-        load_picture(Image.new("F", (3, 3)))
+def test_pictures_of_no_known_range() -> None:
+    for wide in (
+        Image.new("F", (3, 3)),
+        Image.fromarray(np.full((3, 3), 2**16, np.int32)),
+        Image.fromarray(np.full((3, 3), -1, np.int32)),
+    ):
+        with pytest.raises(ImageError, match="convert to 8 bit"):
+            load_picture(wide)
 
 
 def test_the_first_frame_of_an_animation(tmp_path: Path) -> None:

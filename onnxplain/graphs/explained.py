@@ -103,8 +103,8 @@ def explain(
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
     """
-    if not 0 <= gamma < math.inf:
-        raise InputError(f"gamma {gamma}; expected a number from 0 on")
+    if not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
+        raise InputError(f"gamma {gamma!r}; expected a number from 0 on")
     request = request or Request()
     known = _known(model)
     overrides = {**known, **(contract or {})}
@@ -123,7 +123,9 @@ def explain(
         overrides=overrides,
     )
     chosen = served(found, base.readout, methods)
-    if gamma and "attnlrp" in chosen:
+    if gamma and "attnlrp" not in chosen:
+        raise InputError("gamma is of the method attnlrp, which is not among those of this file")
+    if gamma:
         base = dataclasses.replace(base, rules={"attnlrp": {"gamma": gamma}})
     whole = with_methods(_requested(base, request, chosen), chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]

@@ -6,11 +6,10 @@ import base64
 import html
 import io
 import os
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import cv2
 import numpy as np
@@ -19,6 +18,7 @@ from PIL import Image
 
 from onnxplain.errors import InputError
 from onnxplain.runtime.preprocessing import Picture
+from onnxplain.runtime.writing import write_whole
 
 __all__ = ["COLORMAPS", "Explanation", "upsample"]
 
@@ -200,7 +200,6 @@ class Explanation:
             raise InputError(f"{path}: kind {kind!r} is written as {', '.join(_FILES[kind])}")
         if len(self) > 1 and kind in ("overlay", "heatmap"):
             raise InputError(f"{path}: one file for {len(self)} pictures; give a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
         return [self._save_as(path, kind, overlay)]
 
     def _save_as(self, path: Path, kind: str, overlay: dict[str, Any]) -> Path:
@@ -208,7 +207,7 @@ class Explanation:
             raise InputError(f"{path}: is the picture itself; write somewhere else")
         if kind == "npy":
             grid = self.grid[0] if len(self) == 1 else self.grid
-            _write(path, lambda file: np.save(file, grid))
+            write_whole(path, lambda file: np.save(file, grid))
         elif kind == "npz":
             arrays: dict[str, Any] = {
                 "grid": self.grid,
@@ -219,12 +218,12 @@ class Explanation:
                 "degenerate": self.degenerate,
                 "method": np.array(self.method),
             }
-            _write(path, lambda file: np.savez_compressed(file, **arrays))
+            write_whole(path, lambda file: np.savez_compressed(file, **arrays))
         else:
             pixels = self.overlay(**overlay)[0] if kind == "overlay" else self._grey()
             form = Image.registered_extensions()[path.suffix.lower()]
             image = Image.fromarray(pixels)
-            _write(path, lambda file: image.save(file, form, quality=95))
+            write_whole(path, lambda file: image.save(file, form, quality=95))
         return path
 
     def _grey(self) -> NDArray[np.uint8]:
@@ -291,16 +290,6 @@ def _stems(pictures: tuple[Picture, ...]) -> list[str]:
 
 def _same_file(path: Path, other: Path | None) -> bool:
     return other is not None and path.exists() and other.exists() and path.samefile(other)
-
-
-def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with open(beside, "xb") as file:
-            write(file)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _png(image: Image.Image) -> bytes:

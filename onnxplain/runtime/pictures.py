@@ -101,7 +101,9 @@ def _upright_rgb(image: Image.Image, name: str) -> Image.Image:
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's 16-bit greys; it scales wide PGM files to the same
-        wide = np.asarray(image).astype(np.int64).clip(0, 65535)
+        wide = np.asarray(image).astype(np.int64)
+        if wide.min() < 0 or wide.max() > 65535:
+            raise ImageError(f"{name}: 32-bit pixels have no known range; convert to 8 bit")
         return Image.fromarray(((wide * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ImageError(f"{name}: 32-bit float pixels have no known range; convert to 8 bit")
