@@ -15,8 +15,7 @@ from onnxplain.errors import InputError
 from onnxplain.outputs import METHODS
 
 if TYPE_CHECKING:
-    from onnxplain.runtime.writing import write_whole
-from onnxplain.runtime import Explanation
+    from onnxplain.runtime import Explanation
 
 __all__ = ["draw_panel", "peak", "probability", "save_picture", "stack_panels"]
 
@@ -190,6 +189,8 @@ def save_picture(picture: Image.Image, path: Path) -> None:
         InputError: the suffix is not that of a kind of picture that can be written.
         OSError: the folder cannot be made or written, or the disk is full.
     """
+    from onnxplain.runtime.writing import write_whole
+
     form = Image.registered_extensions().get(path.suffix.lower())
     if form not in Image.SAVE:
         raise InputError(f"{path}: not the name of a picture that can be written; try .png")
