@@ -39,7 +39,7 @@ class Commands(TyperGroup):
             with _heeding_interrupts():
                 status = super().main(args, *positional, **options)
         except Exception as error:
-            status = INTERRUPTED if _interrupted(error) else UNUSABLE
+            status = INTERRUPTED if _interrupted(error) or _stopped.is_set() else UNUSABLE
             if debug:
                 traceback.print_exc()
             if status == UNUSABLE:

@@ -290,11 +290,16 @@ def _check_kinds(contract: Contract) -> None:
     counts = [contract.classes, contract.targets]
     counts += [] if image.batch is None else [image.batch]
     for number in (*counts, *(layer.heads for layer in contract.layers)):
-        if not isinstance(number, int) or number < 1:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{number!r} where a count should be")
     for record in (source.versions, contract.rules, contract.verification or {}):
         if not isinstance(record, dict):
             raise ValueError(f"{record!r} where names and values should be")
+    names = [
+        name for name in (image.name, contract.target, contract.class_weights) if name is not None
+    ]
+    if "" in names or len(set(names)) < len(names):
+        raise ValueError(f"inputs named {names}")
     if not isinstance(contract.heatmaps, bool):
         raise ValueError(f"heatmaps {contract.heatmaps!r}")
     if image.color_order not in ("RGB", "BGR"):

@@ -130,9 +130,12 @@ def read_weights(texts: list[str] | None) -> dict[str, float] | None:
     for text in texts:
         name, _, number = text.rpartition("=")
         try:
-            weights[name] = float(number)
+            weight = float(number)
         except ValueError:
             name = ""
         if not name:
             raise InputError(f"--weight {text!r}: expected CLASS=NUMBER, such as cat=1 or dog=-0.5")
+        if name in weights:
+            raise InputError(f"--weight {text!r}: {name} has a weight already")
+        weights[name] = weight
     return weights

@@ -225,6 +225,27 @@ def test_what_cannot_be_embedded(arguments: dict[str, Any], message: str, tmp_pa
     assert not any(tmp_path.iterdir())
 
 
+def test_names_that_the_model_has_already(files: tuple[Path, Path], tmp_path: Path) -> None:
+    plain = to_onnx(small_vit(), image_size=(32, 32))
+    for node, name in zip(list(plain.graph)[5:], ("image", "preprocess/1"), strict=False):
+        node.outputs[0].name = name
+    weight = next(iter(plain.graph.initializers.values()))
+    weight.name = "preprocess/0"
+    ox.instrument(
+        plain,
+        tmp_path / "x.onnx",
+        methods=["gradcam"],
+        embed_preprocessing=True,
+        preprocessing={"crop_pct": 0.9},
+    )
+    picture = noise((50, 60))
+    found, expected = (
+        ox.Explainer(path, device="cpu").explain(picture, method="gradcam").logits
+        for path in (tmp_path / "x.onnx", files[1])
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=LOGITS)
+
+
 def test_not_with_any_size_nor_a_frozen_batch(tmp_path: Path) -> None:
     with pytest.raises(ox.InputError, match="without a dynamic size"):
         ox.export(small_vit(dynamic_img_size=True), tmp_path / "x.onnx", embed_preprocessing=True)

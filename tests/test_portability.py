@@ -20,6 +20,8 @@ from onnxplain.outputs import METHODS, heatmap_name, map_name
 
 # Of the largest value: float32 in another order of sums.
 SAME = 1e-4
+# A sum that falls on half a grey level is rounded to either side: of noise, one in a thousand.
+SAME_RESIZED = 2e-2
 # Relevance divides by sums of both signs, which multiplies rounding errors. Its maps may differ by
 # this relative L2 norm and rank correlation, where onnxruntime has them right to `DETERMINED`.
 SAME_RELEVANCE, SAME_ORDER = 1e-2, 0.999
@@ -79,8 +81,10 @@ def test_small_models(runtime: Runtime, small: Callable[[str], list[Case]], name
 def test_pictures_as_they_are(runtime: Runtime, tmp_path: Path) -> None:
     path = tmp_path / "image.onnx"
     ox.export(small_vit(), path, outputs="maps", embed_preprocessing=True, verify=False)
-    pictures = np.random.default_rng(0).integers(0, 256, (1, 50, 70, 3), np.uint8)
-    check(runtime, Case(path, pictures, [3]))
+    cropped, resized = (36, 50), (50, 70)  # the shorter side becomes 36
+    for size, same in ((cropped, SAME), (resized, SAME_RESIZED)):
+        pictures = np.random.default_rng(0).integers(0, 256, (1, *size, 3), np.uint8)
+        check(runtime, Case(path, pictures, [3]), same)
 
 
 def test_the_bundled_model(runtime: Runtime, garments: list[Case]) -> None:
@@ -103,13 +107,13 @@ def expected(case: Case) -> tuple[Outputs, Outputs]:
     return REFERENCE.run(case), run(ir.load(case.path), feeds)
 
 
-def check(runtime: Runtime, case: Case) -> None:
+def check(runtime: Runtime, case: Case, same: float = SAME) -> None:
     theirs, exact = expected(case)
     ours = runtime.run(case)
     assert set(ours) >= {case.contract.logits, *map(map_name, case.contract.maps)}
     relevance = [name(m) for m in ILL_CONDITIONED for name in (map_name, heatmap_name)]
     for name, difference in compare(ours, theirs).items():
-        if difference.largest <= SAME:  # which says more than ranks, of an even map all the more
+        if difference.largest <= same:  # which says more than ranks, of an even map all the more
             continue
         assert name in relevance, (name, difference)
         if compare(theirs, exact)[name].l2 <= DETERMINED:

@@ -129,10 +129,9 @@ def test_explain_classes_of_any_file(one: Path, several: Path, tmp_path: Path) -
     assert multiple.methods == tuple(METHODS)
     asked: list[list[Any] | None] = [None, [8, "1", None, 3, 0]]
     for classes in asked:
-        found = multiple.explain_classes(IMAGES, method="generic_attention", classes=classes, top=5)
-        expected = single.explain_classes(
-            IMAGES, method="generic_attention", classes=classes, top=5
-        )
+        some: dict[str, Any] = {"top": 5} if classes is None else {"classes": classes}
+        found = multiple.explain_classes(IMAGES, method="generic_attention", **some)
+        expected = single.explain_classes(IMAGES, method="generic_attention", **some)
         assert len(found) == len(expected) == 5
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_array_equal(ours.target, theirs.target)
@@ -189,8 +188,14 @@ IMAGES_AS_PICTURE = np.random.default_rng(1).integers(0, 256, (40, 50, 3), dtype
         ({None: 1}, "a weight for None"),
         ([1, 2], r"of shape \[2\]; expected \[10\] or \[2, 10\]"),
         (np.zeros(10), "all 0"),
-        (np.full(10, np.nan), "not finite"),
-        ("cat", "expected weights by class"),
+        (np.full(10, np.nan), "nan for class 0; not finite"),
+        ("cat", "'cat'; expected weights by class"),
+        (np.ones(10, complex), "expected weights by class"),
+        ([[1] * 10, [1] * 9], "expected weights by class"),
+        ({3: 1, "3": 2}, "'3' is class 3, which has a weight"),
+        ({3: 10**400}, "expected a number"),
+        ({3: 1e39}, "inf for class 3; not finite"),
+        ({}, "all 0"),
     ],
 )
 def test_wrong_weights(one: Path, weights: Any, message: str) -> None:
@@ -271,10 +276,58 @@ def test_export_and_bundle_of_several_targets(one: Path, tmp_path: Path) -> None
 
 def test_a_contract_with_too_many_targets_is_damaged(several: Path) -> None:
     contract = ox.Explainer(several, device="cpu").contract
-    for change in ({"targets": 11}, {"targets": 0}, {"class_weights": 3}, {"heatmaps": 1}):
+    for change in (
+        {"targets": 11},
+        {"targets": 0},
+        {"targets": True},
+        {"class_weights": 3},
+        {"class_weights": ""},
+        {"class_weights": "target"},
+        {"heatmaps": 1},
+    ):
         text = json.dumps({**json.loads(contract.to_json()), **change})
         with pytest.raises(ox.ContractError, match="damaged"):
             Contract.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "change", [{"targets": 2}, {"targets": 4}, {"classes": 11}, {"input.layout": "HWC"}]
+)
+def test_a_contract_that_its_graph_does_not_keep(
+    several: Path, change: dict[str, Any], tmp_path: Path
+) -> None:
+    model = ir.load(several)
+    contract = json.loads(model.metadata_props["onnxplain"])
+    for name, value in change.items():
+        *parents, last = name.split(".")
+        inner = contract
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    model.metadata_props["onnxplain"] = json.dumps(contract)
+    ir.save(model, tmp_path / "x.onnx")
+    with pytest.raises(ox.ContractError, match=r"has shape .* the contract says"):
+        ox.Explainer(tmp_path / "x.onnx", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"classes": 5}, "classes 5; expected a list"),
+        ({"classes": "12"}, "classes '12'; expected a list"),
+        ({"classes": [1], "top": 1}, "both classes and top"),
+        ({"top": 0}, "top is 0"),
+    ],
+)
+def test_wrong_classes(one: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ox.InputError, match=message):
+        ox.Explainer(one, device="cpu").explain_classes(IMAGES, **arguments)
+
+
+def test_a_sum_of_what_speaks_against_a_class(one: Path) -> None:
+    result = ox.Explainer(one, device="cpu").explain(IMAGES, class_weights={3: -1})
+    assert result.target.tolist() == [3, 3]
+    assert result.labels == ("-3", "-3")
 
 
 def test_command_line(one: Path, several: Path, tmp_path: Path) -> None:
@@ -298,5 +351,6 @@ def test_command_line(one: Path, several: Path, tmp_path: Path) -> None:
     told = explain("--weight", "3=1")
     assert told.stdout.startswith(f"{picture}: 3 -> ")
     assert explain("--weight", "3").exit_code == 2
+    assert explain("--weight", "3=1", "--weight", "3=2").exit_code == 2
     panel = ["compare", str(several), str(picture), "-o", str(tmp_path / "panel.png")]
     assert runner.invoke(app, panel).exit_code == 0

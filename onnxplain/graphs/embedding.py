@@ -12,6 +12,7 @@ hard edges is squashed; older ones never do.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from onnx_ir.tape import Tape
 from onnxplain.contract import ImageInput
 from onnxplain.errors import InputError
 from onnxplain.graphs.explained import Explained
+from onnxplain.graphs.interface import free_names
 
 __all__ = ["IMAGE", "INTERPOLATIONS", "embed"]
 
@@ -64,9 +66,8 @@ def embed(explained: Explained) -> Explained:
 
 
 def _replace_input(graph: ir.Graph, spec: ImageInput) -> None:
-    names = {v.name for v in graph.inputs} | {v.name for node in graph for v in node.outputs}
-    if IMAGE in names - {spec.name} or IMAGE in graph.initializers:
-        raise InputError(f"the model has a value named {IMAGE}; rename it")
+    if spec.name != IMAGE:
+        free_names(graph, {IMAGE})
     pixels = next(value for value in graph.inputs if value.name == spec.name)
     image = ir.Value(
         name=IMAGE, type=ir.TensorType(ir.DataType.UINT8), shape=ir.Shape(["height", "width", 3])
@@ -75,14 +76,16 @@ def _replace_input(graph: ir.Graph, spec: ImageInput) -> None:
     nodes = _Nodes()
     result = nodes.preprocess(image, spec)
     pixels.replace_all_uses_with(result)
-    for i, value in enumerate([*nodes.tape.initializers]):
-        value.name = f"preprocess/constant_{i}"
+    taken = {v.name for node in graph for v in node.outputs} | {*graph.initializers}
+    taken |= {value.name for value in graph.inputs}
+    free = (name for i in itertools.count() if (name := f"preprocess/{i}") not in taken)
+    for value in nodes.tape.initializers:
+        value.name = next(free)
         graph.register_initializer(value)
-    for i, node in enumerate(nodes.tape.nodes):
-        node.name = f"preprocess/{node.op_type}_{i}"
-        node.outputs[0].name = f"{node.name}/out"
+    for node in nodes.tape.nodes:
+        node.name, node.outputs[0].name = "", next(free)
     graph.insert_before(graph[0], nodes.tape.nodes)
-    for value in (*graph.outputs,):
+    for value in graph.outputs:
         if value.shape is not None:  # one picture
             value.shape = ir.Shape([1, *list(value.shape)[1:]])
 

@@ -71,11 +71,11 @@ def fused(method: str, contract: Contract, options: Mapping[str, Any]) -> str | 
         return None
     name = map_name(method)
     wanted = {option: options.get(option, value) for option, value in fixed.items()}
-    if wanted == fixed:
+    if all(isinstance(v, str | int | float) for v in wanted.values()) and wanted == fixed:
         return name
     if contract.methods[method] != (name,):
         return None
-    other = next(option for option in fixed if wanted[option] != fixed[option])
+    other = next(o for o in fixed if not np.array_equal(wanted[o], fixed[o]))
     raise InputError(
         f"{other} {wanted[other]!r}: this file holds the map of {method} for {fixed[other]!r}; "
         "export it with that, or with the taps (outputs='both')"

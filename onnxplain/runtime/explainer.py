@@ -184,6 +184,10 @@ class Explainer:
             InputError, ImageError: As in `explain`.
         """
         _refuse_count("top", top)
+        if classes is not None and top is not None:
+            raise InputError("both classes and top; give one of them")
+        if isinstance(classes, str) or not isinstance(classes, Iterable | None):
+            raise InputError(f"classes {classes!r}; expected a list of them")
         method = dispatch.choose(method, self.contract)
         dispatch.check_options(method, options)
         batch = prepare(images, self.contract.input)

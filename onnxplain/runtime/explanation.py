@@ -91,7 +91,7 @@ class Explanation:
             method with a value per pixel it shows the positive part.
         logits: [B, classes], the model's own output.
         target: int64 [B], the class that is explained; of a sum of logits, that of the largest
-            weight.
+            weight, whatever its sign.
         labels: The target's label for each picture; its number where the model has no labels. A sum
             of logits in words: `cat - 0.5 dog`.
         degenerate: bool [B], maps that are not finite, blank, or constant up to rounding.

@@ -34,11 +34,15 @@ class _Graph:
         self.session: InferenceSession | None = None
         self.takes: set[str] = set()
         self.requires: set[str] = set()
+        self.shapes: dict[str, list[int | str | None]] = {}
 
     def open(self, devices: Sequence[Device], threads: int | None) -> Device:
         self.session, device = open_session(self.path, devices, threads=threads)
-        self.requires = {value.name for value in self.session.get_inputs()}
-        self.takes = self.requires | {v.name for v in self.session.get_overridable_initializers()}
+        inputs = self.session.get_inputs()
+        optional = self.session.get_overridable_initializers()
+        self.requires = {value.name for value in inputs}
+        self.takes = self.requires | {value.name for value in optional}
+        self.shapes = {value.name: list(value.shape) for value in (*inputs, *optional)}
         return device
 
     def check(self, contract: Contract) -> None:
@@ -62,6 +66,27 @@ class _Graph:
                 raise ContractError(
                     f"{self.path}: the contract names the input {name!r}, the graph has "
                     f"{_some(sorted(self.takes))}; make the file again"
+                )
+        self._check_shapes(contract)
+
+    def _check_shapes(self, contract: Contract) -> None:
+        several = [contract.targets] if contract.targets > 1 else []
+        expected: dict[str | None, list[int | None]] = {
+            contract.input.name: [None] * len(contract.input.layout),  # a letter for each
+            contract.target: [None, *several],
+            contract.class_weights: [None, *several, contract.classes],
+        }
+        for name, shape in self.shapes.items():
+            sizes = expected.get(name)
+            if sizes is None:
+                continue
+            if len(sizes) != len(shape) or any(
+                isinstance(size, int) and wanted is not None and size != wanted
+                for size, wanted in zip(shape, sizes, strict=True)
+            ):
+                raise ContractError(
+                    f"{self.path}: the input {name!r} has shape {shape}, the contract says "
+                    f"{[size or 'any' for size in sizes]}; make the file again"
                 )
 
 

@@ -83,9 +83,9 @@ class Question:
 
     def answered(self, logits: NDArray[Any]) -> NDArray[np.int64]:
         """The first class of each image that is explained, int64 [B]: of a sum, that of the largest
-        weight."""
+        weight, whatever its sign."""
         if self.weights is not None:
-            return self.weights.argmax(axis=-1).astype(np.int64)
+            return np.abs(self.weights).argmax(axis=-1).astype(np.int64)
         classes = self.classes[:, 0]
         if (classes >= 0).all():
             return classes
@@ -137,7 +137,7 @@ def question(target: Any, class_weights: Any, count: int, contract: Contract) ->
         raise InputError("both target and class_weights; give one of them")
     if contract.class_weights is None:
         raise InputError(
-            "class_weights: this file explains one class at a time; export it with seed='weights' "
+            "class_weights: this file takes no sums of logits; export it with seed='weights' "
             "(--seed weights)"
         )
     return Question(classes=classes, weights=_weights(class_weights, count, contract))
@@ -145,35 +145,49 @@ def question(target: Any, class_weights: Any, count: int, contract: Contract) ->
 
 def _weights(given: Any, count: int, contract: Contract) -> NDArray[np.float32]:
     if isinstance(given, Mapping):
-        row = np.zeros(contract.classes, np.float32)
+        by_class: dict[int, float] = {}
         for name, weight in given.items():
             index = class_index(name, contract)
             if index == PREDICTION:
                 raise InputError("class_weights: a weight for None; expected a class")
-            row[index] = _number(weight)
-        given = row
+            if index in by_class:
+                raise InputError(f"class_weights: {name!r} is class {index}, which has a weight")
+            by_class[index] = _number(weight)
+        given = np.array([by_class.get(i, 0.0) for i in range(contract.classes)])
     try:
-        weights = np.asarray(given, np.float32)
-    except (TypeError, ValueError):
+        numbers = np.asarray(given)
+    except ValueError:  # rows of different lengths
+        numbers = np.array(None)
+    if numbers.dtype.kind not in "iuf":
         raise InputError(
-            f"class_weights of type {type(given).__name__}; expected weights by class, or an array "
+            f"class_weights {_brief(given)}; expected weights by class, or an array of numbers "
             f"[{contract.classes}] or [images, {contract.classes}]"
-        ) from None
+        )
+    with np.errstate(over="ignore"):  # said below
+        weights = numbers.astype(np.float32)
     if weights.shape not in ((contract.classes,), (count, contract.classes)):
         raise InputError(
             f"class_weights of shape {list(weights.shape)}; expected [{contract.classes}] or "
             f"[{count}, {contract.classes}]"
         )
     weights = np.broadcast_to(weights, (count, contract.classes))
-    if not np.isfinite(weights).all() or not weights.any(axis=-1).all():
-        raise InputError("class_weights are not finite, or all 0; expected one that is not 0")
+    if not np.isfinite(weights).all():
+        where = np.argwhere(~np.isfinite(weights))[0, 1]
+        raise InputError(f"class_weights: {weights[:, where].max()} for class {where}; not finite")
+    if not weights.any(axis=-1).all():
+        raise InputError("class_weights are all 0; expected one that is not, for every image")
     return weights
+
+
+def _brief(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _number(weight: Any) -> float:
     try:
         return float(weight)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"class_weights: {weight!r}; expected a number") from None
 
 
