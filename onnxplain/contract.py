@@ -295,11 +295,8 @@ def _check_kinds(contract: Contract) -> None:
     for record in (source.versions, contract.rules, contract.verification or {}):
         if not isinstance(record, dict):
             raise ValueError(f"{record!r} where names and values should be")
-    names = [
-        name for name in (image.name, contract.target, contract.class_weights) if name is not None
-    ]
-    if "" in names or len(set(names)) < len(names):
-        raise ValueError(f"inputs named {names}")
+    if "" in (image.name, contract.target, contract.class_weights):
+        raise ValueError("an input without a name")
     if not isinstance(contract.heatmaps, bool):
         raise ValueError(f"heatmaps {contract.heatmaps!r}")
     if image.color_order not in ("RGB", "BGR"):

@@ -282,7 +282,6 @@ def test_a_contract_with_too_many_targets_is_damaged(several: Path) -> None:
         {"targets": True},
         {"class_weights": 3},
         {"class_weights": ""},
-        {"class_weights": "target"},
         {"heatmaps": 1},
     ):
         text = json.dumps({**json.loads(contract.to_json()), **change})
@@ -291,7 +290,15 @@ def test_a_contract_with_too_many_targets_is_damaged(several: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"targets": 2}, {"targets": 4}, {"classes": 11}, {"input.layout": "HWC"}]
+    "change",
+    [
+        {"targets": 2},
+        {"targets": 4},
+        {"classes": 11},
+        {"input.layout": "HWC"},
+        {"class_weights": "target"},
+        {"class_weights": "pixel_values"},
+    ],
 )
 def test_a_contract_that_its_graph_does_not_keep(
     several: Path, change: dict[str, Any], tmp_path: Path
@@ -306,7 +313,7 @@ def test_a_contract_that_its_graph_does_not_keep(
         inner[last] = value
     model.metadata_props["onnxplain"] = json.dumps(contract)
     ir.save(model, tmp_path / "x.onnx")
-    with pytest.raises(ox.ContractError, match=r"has shape .* the contract says"):
+    with pytest.raises(ox.ContractError, match=r"the contract (says|gives)"):
         ox.Explainer(tmp_path / "x.onnx", device="cpu")
 
 

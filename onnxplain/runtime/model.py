@@ -70,6 +70,11 @@ class _Graph:
         self._check_shapes(contract)
 
     def _check_shapes(self, contract: Contract) -> None:
+        names = [contract.input.name, contract.target, contract.class_weights]
+        if len(set(names) - {None}) < len(names) - names.count(None):
+            raise ContractError(
+                f"{self.path}: the contract gives one name to two inputs; make the file again"
+            )
         several = [contract.targets] if contract.targets > 1 else []
         expected: dict[str | None, list[int | None]] = {
             contract.input.name: [None] * len(contract.input.layout),  # a letter for each
