@@ -102,7 +102,10 @@ def _readout(readout: Readout | None) -> str:
         str(start) if stop == start + 1 else f"{start}..{stop - 1}"
         for start, stop in readout.ranges
     )
-    return f"{readout.kind}: the mean of tokens {', '.join(spans)}"
+    shown = list(spans)
+    if len(shown) == 1 and ".." not in shown[0]:
+        return f"{readout.kind}: token {shown[0]}"
+    return f"{readout.kind}: the mean of tokens {', '.join(shown)}"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -168,6 +169,9 @@ void print_map(const std::string& name, const Output& map) {
 
 void explain(Arguments arguments) {
   const auto picture = read_ppm(arguments.picture);
+  if (!std::ifstream(arguments.model)) {  // OpenVINO's own words for it are many
+    throw std::runtime_error(arguments.model + ": cannot be opened");
+  }
   const auto model = load(arguments.model);
   const auto text = model->contract();
   if (text.empty()) throw UsageError(arguments.model + ": not a file that onnxplain made");

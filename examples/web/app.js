@@ -202,6 +202,7 @@ function showMap() {
 /** Says in words what the picture shows. */
 function describe() {
   const { model, shown } = state;
+  element("save").hidden = shown === null;
   if (shown === null) {
     say(model === null ? "No model" : "No picture");
     return;

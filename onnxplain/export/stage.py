@@ -23,6 +23,7 @@ from onnxplain.export.plain import LOGITS, to_onnx
 from onnxplain.export.rounding import round_weights
 from onnxplain.export.verify import torch_runs
 from onnxplain.export.verify import verify as verify_files
+from onnxplain.graphs.choice import named
 from onnxplain.graphs.precision import check_precision
 from onnxplain.graphs.storage import check_destination, drafted
 
@@ -60,6 +61,8 @@ def export_model(
         seed=seed,
         require_target=require_target,
     )
+    if methods is not None:
+        methods = named(methods)  # before the model is built, which takes its time
     requested = None if image_size is None else height_and_width(image_size)
     bundle = path.suffix != ".onnx"
     check_destination(path, bundle=bundle)

@@ -13,7 +13,23 @@ from onnxplain.graphs.structure import Structure
 from onnxplain.graphs.taps import dependents
 from onnxplain.outputs import ALIASES, METHODS
 
-__all__ = ["refusals", "served"]
+__all__ = ["named", "refusals", "served"]
+
+
+def named(methods: Iterable[str]) -> list[str]:
+    """The methods behind names and aliases.
+
+    Raises:
+        InputError: An unknown method, or none given.
+    """
+    given = [methods] if isinstance(methods, str) else list(methods)
+    wanted = [ALIASES.get(method, method) for method in given]
+    if not wanted:
+        raise InputError(f"no methods given; expected some of {', '.join(METHODS)}")
+    for method in wanted:
+        if method not in METHODS:
+            raise InputError(f"unknown method {method!r}; expected some of {', '.join(METHODS)}")
+    return wanted
 
 
 def served(
@@ -36,13 +52,8 @@ def served(
         if not served:
             raise UnsupportedModelError("; ".join(f"{m}: {why}" for m, why in refused.items()))
         return served
-    given = [methods] if isinstance(methods, str) else list(methods)
-    wanted = [ALIASES.get(method, method) for method in given]
-    if not wanted:
-        raise InputError(f"no methods given; expected some of {', '.join(METHODS)}")
+    wanted = named(methods)
     for method in wanted:
-        if method not in METHODS:
-            raise InputError(f"unknown method {method!r}; expected some of {', '.join(METHODS)}")
         if method in refused:
             raise UnsupportedModelError(
                 f"{method} is not defined for this model: {refused[method]}"
