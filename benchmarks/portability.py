@@ -24,6 +24,7 @@ from PIL import Image
 import onnxplain as ox
 from benchmarks.runtimes import REFERENCE, RUNTIMES, Case, Runtime
 from onnxplain.demo.scenes import two_garment_scenes
+from onnxplain.differences import ranks
 from onnxplain.outputs import map_name
 
 __all__ = ["BUNDLED", "ILL_CONDITIONED", "PAGE", "Difference", "bundled", "compare", "main", "real"]
@@ -71,17 +72,11 @@ def compare(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
 
 
 def _spearman(a: Array, b: Array) -> float:
-    first, second = _ranks(a), _ranks(b)
+    first, second = ranks(a), ranks(b)
     spread = float(first.std() * second.std())
     if not spread:  # of a blank map
         return float(np.array_equal(a, b))
     return float(((first - first.mean()) * (second - second.mean())).mean() / spread)
-
-
-def _ranks(values: Array) -> Array:
-    """Equal values share their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place.reshape(-1)])
 
 
 def bundled() -> list[Case]:

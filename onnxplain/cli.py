@@ -306,6 +306,7 @@ def _compare(
 ) -> None:
     """Draw every method for some classes of one picture, side by side."""
     from onnxplain.panel import draw_panel, save_picture
+    from onnxplain.runtime.targets import likeliest_first
 
     if output.resolve() == image.resolve():
         raise InputError(f"{output} is the input and would be overwritten; give another --output")
@@ -313,7 +314,7 @@ def _compare(
     classes: list[Any] = list(target or ())
     if not classes:
         (logits,) = explainer.taps(image, kinds=()).logits
-        classes = (-logits).argsort(kind="stable")[:top].tolist()
+        classes = likeliest_first(logits)[:top].tolist()
     rows: list[dict[str, Any]] = []
     with progress("explaining", len(explainer.methods)) as step:
 

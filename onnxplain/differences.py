@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.outputs import METHODS
-from onnxplain.runtime.explanation import DEGENERATE_SPAN
+from onnxplain.outputs import DEGENERATE_SPAN, METHODS
 
 __all__ = [
     "RELEVANCE_L2",
@@ -19,6 +18,7 @@ __all__ = [
     "Difference",
     "is_relevance",
     "measure",
+    "ranks",
 ]
 
 TOLERANCE = 1e-4
@@ -137,11 +137,11 @@ def _spearman(one: NDArray[Any], other: NDArray[Any]) -> float:
     blank = [np.ptp(values) <= DEGENERATE_SPAN * np.abs(values).max() for values in (one, other)]
     if any(blank):
         return float(all(blank))
-    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
+    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 
-def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Equal values, such as those that a relu cut off, share their mean rank."""
+def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The rank of each value; equal ones, such as those that a relu cut off, share their mean."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
-    return ranks[place.reshape(-1)]
+    means: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return means[place.reshape(-1)]

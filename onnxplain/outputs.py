@@ -7,6 +7,7 @@ from typing import Protocol
 
 __all__ = [
     "ALIASES",
+    "DEGENERATE_SPAN",
     "FEATURES",
     "FEATURES_GRADIENT",
     "GRAPH_KINDS",
@@ -31,6 +32,10 @@ FEATURES = "features"
 FEATURES_GRADIENT = "features_gradient"
 INPUT_RELEVANCE = "input_relevance"  # of the plain LRP table
 INPUT_RELEVANCE_ATTNLRP = "input_relevance_attnlrp"
+
+# A map whose span is below this share of its largest magnitude is constant up to the rounding of
+# float32 sums over layers and tokens; stretched to 0..1 it would show noise as if it were evidence.
+DEGENERATE_SPAN = 1e-5
 
 
 def attention_name(layer: int) -> str:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.cli import app
-from onnxplain.differences import is_relevance
+from onnxplain.differences import is_relevance, ranks
 from onnxplain.export.plain import inference_form, to_onnx
 from onnxplain.export.verify import relative_difference
 from onnxplain.graphs.precision import halved
@@ -286,9 +286,3 @@ def test_maps_of_the_real_model(shared_real: Path, tmp_path: Path) -> None:
 
 def spearman(a: Array, b: Array) -> float:
     return float(np.corrcoef(ranks(a), ranks(b))[0, 1])
-
-
-def ranks(values: Array) -> Array:
-    """Equal values, such as those that a relu cut off, share their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[place.reshape(-1)]

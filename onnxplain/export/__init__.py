@@ -98,6 +98,7 @@ def export(
     """
     require_packages()
     from onnxplain.export.stage import export_model
+    from onnxplain.graphs import Request
 
     return export_model(
         model,
@@ -110,12 +111,14 @@ def export(
         gamma=gamma,
         dynamic_size=dynamic_size,
         precision=precision,
-        outputs=outputs,
-        map_options=map_options,
-        heatmaps=heatmaps,
-        targets=targets,
-        seed=seed,
-        require_target=require_target,
+        request=Request(
+            outputs=outputs,
+            map_options=map_options or {},
+            heatmaps=heatmaps,
+            targets=targets,
+            seed=seed,
+            require_target=require_target,
+        ),
         embed_preprocessing=embed_preprocessing,
         model_kwargs=model_kwargs,
     )

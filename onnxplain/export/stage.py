@@ -42,25 +42,12 @@ def export_model(
     gamma: float,
     dynamic_size: bool | None,
     precision: str,
-    outputs: str | None,
-    map_options: Mapping[str, Any] | None,
-    heatmaps: bool,
-    targets: int,
-    seed: str,
-    require_target: bool,
+    request: graphs.Request,
     embed_preprocessing: bool,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
     check_precision(precision)
-    request = graphs.Request(
-        outputs=outputs,
-        map_options=map_options or {},
-        heatmaps=heatmaps,
-        targets=targets,
-        seed=seed,
-        require_target=require_target,
-    )
     if methods is not None:
         methods = named(methods)  # before the model is built, which takes its time
     requested = None if image_size is None else height_and_width(image_size)
@@ -105,7 +92,7 @@ def export_model(
     with _enough_memory(name, size):
         plain = to_onnx(module, image_size=size, multiple=multiple)
         several = None
-        if targets > 1 or not verify:
+        if request.targets > 1 or not verify:
             several = embedded(narrowed(explain(plain, request=request)))
         if not verify:
             assert several is not None

@@ -7,11 +7,10 @@ import onnx_ir as ir
 
 from onnxplain.contract import Contract
 from onnxplain.graphs.builder import Builder, Tensor
-from onnxplain.outputs import METHODS
+from onnxplain.outputs import DEGENERATE_SPAN, METHODS
 
 __all__ = ["heatmap"]
 
-DEGENERATE_SPAN = 1e-5  # of the largest magnitude: constant up to rounding
 LARGEST = float(np.finfo(np.float32).max)
 
 

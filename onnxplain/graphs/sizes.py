@@ -17,10 +17,10 @@ from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.builder import Builder, Tensor
+from onnxplain.graphs.interface import drop_unused
 from onnxplain.graphs.shapes import Facts
 
 __all__ = ["for_any_size"]
@@ -49,7 +49,7 @@ def for_any_size(build: Build, image: str, multiple: tuple[int, int]) -> ir.Mode
     sizes = [(h * multiple[0], w * multiple[1]) for h, w in (*_FIT, _CHECK)]
     models = [build(size) for size in sizes]
     _Union([model.graph for model in models], image, multiple).write()
-    RemoveUnusedNodesPass()(models[0])
+    drop_unused(models[0])
     return models[0]
 
 

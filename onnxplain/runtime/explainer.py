@@ -26,6 +26,7 @@ from onnxplain.runtime.targets import (
     Question,
     Target,
     class_index,
+    likeliest_first,
     question,
 )
 
@@ -200,8 +201,7 @@ class Explainer:
             ranks = (PREDICTION - np.arange(size))[None].repeat(len(batch), axis=0)
             results = self._explain(batch, Question(classes=ranks), method, options)
             results = results[: min(top or size, self.contract.classes)]
-            wanted = (-results[0].logits).argsort(axis=-1, kind="stable")
-            wanted = wanted[:, : top or size]
+            wanted = likeliest_first(results[0].logits)[:, : top or size]
         for start in range(len(results), wanted.shape[1], size):
             # The last run is filled up with its last class.
             columns = [min(start + i, wanted.shape[1] - 1) for i in range(size)]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from onnxplain.errors import InputError
+from onnxplain.outputs import DEGENERATE_SPAN
 from onnxplain.runtime.preprocessing import Picture
 from onnxplain.runtime.writing import write_whole
 
@@ -28,10 +29,6 @@ COLORMAPS: dict[str, int] = {
     if name.startswith("COLORMAP_")
 }
 """OpenCV's colormaps by name."""
-
-# A map whose span is below this share of its largest magnitude is constant up to the rounding of
-# float32 sums over layers and tokens; stretched to 0..1 it would show noise as if it were evidence.
-DEGENERATE_SPAN = 1e-5
 
 _SUFFIX = {"overlay": ".png", "heatmap": ".heatmap.png", "npy": ".npy", "npz": ".npz"}
 _FILES = {

@@ -202,10 +202,11 @@ class Model:
         """Runs a graph whose batch may be fixed on any number of images."""
         size = self.contract.input.batch or len(images)
         parts = []
+        questions = asked.feeds(self.contract)
         for start in range(0, len(images), size):
             # A fixed batch is filled up with copies of the last image.
             chosen = [min(start + i, len(images) - 1) for i in range(size)]
-            feeds = {name: array[chosen] for name, array in asked.feeds(self.contract).items()}
+            feeds = {name: array[chosen] for name, array in questions.items()}
             one = self.contract.input.layout == "HWC"
             feeds[self.contract.input.name] = (
                 images[start] if one else np.stack([images[i] for i in chosen])

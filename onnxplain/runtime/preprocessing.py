@@ -218,10 +218,14 @@ def prepare(images: Any, spec: ImageInput) -> list[Prepared]:
             f"cannot explain a {type(images).__name__}; give a path, a PIL image, a uint8 array, "
             "a list of these, or float32 [B, 3, H, W] pixel values"
         )
-    pictures = [prepare_picture(image, spec) for image in images]
-    if not pictures:
+    given = list(images)
+    if not given:
         raise InputError("no pictures given")
-    return pictures
+    # One that is given several times, for several classes, is decoded and resized once.
+    prepared = {
+        key: prepare_picture(image, spec) for key, image in {id(i): i for i in given}.items()
+    }
+    return [prepared[id(image)] for image in given]
 
 
 def prepare_picture(image: Any, spec: ImageInput) -> Prepared:

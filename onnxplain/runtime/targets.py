@@ -20,6 +20,7 @@ __all__ = [
     "Target",
     "class_index",
     "class_indices",
+    "likeliest_first",
     "question",
 ]
 
@@ -89,7 +90,7 @@ class Question:
         classes = self.classes[:, 0]
         if (classes >= 0).all():
             return classes
-        order = (-logits).argsort(axis=-1, kind="stable")
+        order = likeliest_first(logits)
         rank = np.maximum(PREDICTION - classes, 0)
         likeliest = np.take_along_axis(order, rank[:, None], axis=-1)[:, 0]
         return np.where(classes < 0, likeliest, classes).astype(np.int64)
@@ -103,6 +104,11 @@ class Question:
         if self.weights is None:
             return tuple(name(index) for index in self.answered(logits).tolist())
         return tuple(_sum(weights, name) for weights in self.weights)
+
+
+def likeliest_first(logits: NDArray[Any]) -> NDArray[np.intp]:
+    """Classes by their logits, [..., classes]; of equal ones the lower first, as in the graph."""
+    return (-logits).argsort(axis=-1, kind="stable")
 
 
 def _sum(weights: NDArray[np.float32], name: Callable[[int], str]) -> str:
