@@ -1,0 +1,311 @@
+"""Every number that an evaluation reports: its name, what it means exactly, which way is better.
+
+A number is a sum over questions divided by another one, each kept per picture, so that pictures can
+be resampled. A question is a picture and a class that is asked for. Means are sums over counts; the
+mean IoU is the mean of two such ratios.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from onnxplain.errors import InputError
+
+__all__ = [
+    "BASELINES",
+    "CENTER_GAUSSIAN",
+    "FILLS",
+    "GROUPS",
+    "RANDOM",
+    "TENTHS",
+    "Measure",
+    "measures_of",
+]
+
+RANDOM = "random"
+CENTER_GAUSSIAN = "center_gaussian"
+BASELINES = (RANDOM, CENTER_GAUSSIAN)
+
+GROUPS = ("perturbation", "insertion_deletion", "localisation", "sanity")
+FILLS = ("zero", "mean", "blur", "road")
+TENTHS = tuple(range(10))
+"""Tenths of the pixels that are removed, from none to 90 %."""
+
+_FILLED = {
+    "zero": "set to 0 before normalisation (black)",
+    "mean": "set to the picture's own mean of each channel",
+    "blur": "taken from a blurred picture (Gaussian, standard deviation a sixteenth of the shorter "
+    "side)",
+    "road": "imputed (ROAD: each the weighted mean of its eight neighbours, and noise)",
+}
+_ASKED = {
+    "predicted": (
+        "The map is of the predicted class; the prediction counts as right where it is one of the "
+        "picture's labels (without labels: what was predicted for the whole picture)."
+    ),
+    "target": "The map is of the label, and the prediction counts as right where it is the label.",
+}
+_CLASS = {"predicted": "the predicted class", "target": "the label"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number of the report.
+
+    Attributes:
+        name: Unique, with dots.
+        group: One of `GROUPS`.
+        title: What it is called in tables.
+        detail: What tells it from others of this title.
+        better: "higher", "lower", or "none" where neither is.
+        range: Lowest and highest value possible.
+        headline: Whether it counts for the ranking of methods.
+        definition: Exactly what is computed, in words.
+        ratios: The sums whose ratios it is the mean of; its own name where there is one.
+        points: Of its curve; 0 where it has none.
+        x_title, y_title: Of the curve.
+    """
+
+    name: str
+    group: str
+    title: str
+    detail: str = ""
+    better: str
+    range: tuple[float, float]
+    headline: bool = False
+    definition: str
+    ratios: tuple[str, ...] = ()
+    points: int = 0
+    x_title: str = ""
+    y_title: str = ""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return self.ratios or (self.name,)
+
+
+def measures_of(
+    groups: Collection[str], fills: Sequence[str], steps: int, levels: Sequence[str]
+) -> tuple[Measure, ...]:
+    """The measures of an evaluation, in the order of the report.
+
+    Args:
+        groups: Of `GROUPS`.
+        fills: Of `FILLS`; the first one's measures count for the ranking.
+        steps: Of insertion and deletion.
+        levels: Names of the levels of the randomisation of weights, the output first.
+
+    Raises:
+        InputError: An unknown group or fill.
+    """
+    for given, known, what in ((groups, GROUPS, "measures"), (fills, FILLS, "fill")):
+        for name in given:
+            if name not in known:
+                raise InputError(f"{what} {name!r}; expected some of {', '.join(known)}")
+    found: list[Measure] = []
+    if "perturbation" in groups:
+        for i, fill in enumerate(fills):
+            for asked in ("predicted", "target"):
+                found += _perturbation(fill, asked, headline=i == 0 or fill == "road")
+    if "insertion_deletion" in groups:
+        for asked in ("predicted", "target"):
+            found += _insertion_deletion(asked, steps)
+    if "localisation" in groups:
+        found += _LOCALISATION
+    if "sanity" in groups:
+        found += [_CLASS_SENSITIVITY, *_randomisation(levels)]
+    return tuple(found)
+
+
+def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
+    curve = {"points": len(TENTHS), "x_title": "share of pixels removed"}
+    how = (
+        f"The floor(k HW / 10) pixels with the highest values of the heatmap, k = 0..9, are "
+        f"{_FILLED[fill]}. "
+    )
+    ties = " Pixels of equal value go in the order of the random map."
+    detail = f"{fill}, {asked} class"
+    return [
+        Measure(
+            name=f"perturbation.{fill}.positive.{asked}",
+            group="perturbation",
+            title="positive perturbation",
+            detail=detail,
+            better="lower",
+            range=(0, 0.9),
+            headline=headline and asked == "predicted",
+            definition=f"{how}Area under top-1 over the share of pixels, 0 to 0.9, by the "
+            f"trapezoid rule. {_ASKED[asked]}{ties} (Chefer et al., CVPR 2021.)",
+            y_title="top-1",
+            **curve,
+        ),
+        Measure(
+            name=f"perturbation.{fill}.negative.{asked}",
+            group="perturbation",
+            title="negative perturbation",
+            detail=detail,
+            better="higher",
+            range=(0, 0.9),
+            headline=headline and asked == "predicted",
+            definition="The same with the pixels of the lowest values: the order of the positive "
+            "perturbation, read backwards.",
+            y_title="top-1",
+            **curve,
+        ),
+        Measure(
+            name=f"perturbation.{fill}.difference.{asked}",
+            group="perturbation",
+            title="LeRF - MoRF",
+            detail=detail,
+            better="higher",
+            range=(-0.9, 0.9),
+            headline=headline and asked == "predicted",
+            definition=f"Area under the probability (softmax) of {_CLASS[asked]} over the share of "
+            "pixels removed, 0 to 0.9, by the trapezoid rule: least relevant first (negative "
+            "perturbation) minus most relevant first (positive).",
+            y_title="difference of the probability",
+            **curve,
+        ),
+    ]
+
+
+def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
+    order = (
+        "in the order of their values in the map (of a map of pixels, the mean of its positive "
+        f"part), in {steps} steps of (about) equal number"
+    )
+    area = (
+        f"Area under the probability (softmax) of {_CLASS[asked]} over the share of patches, "
+        "0 to 1, by the trapezoid rule. (Petsiuk et al., RISE, BMVC 2018.)"
+    )
+    return [
+        Measure(
+            name=f"insertion.{asked}",
+            group="insertion_deletion",
+            title="insertion",
+            detail=f"{asked} class",
+            better="higher",
+            range=(0, 1),
+            headline=asked == "predicted",
+            definition="Patches of the picture are put into a blurred one (as in the fill blur), "
+            f"the most relevant first, {order}. {area}",
+            points=steps + 1,
+            x_title="share of patches inserted",
+            y_title="probability",
+        ),
+        Measure(
+            name=f"deletion.{asked}",
+            group="insertion_deletion",
+            title="deletion",
+            detail=f"{asked} class",
+            better="lower",
+            range=(0, 1),
+            headline=asked == "predicted",
+            definition="Patches are replaced by 0 after normalisation (the mean colour), the most "
+            f"relevant first, {order}. {area}",
+            points=steps + 1,
+            x_title="share of patches deleted",
+            y_title="probability",
+        ),
+    ]
+
+
+_AT_MEAN = (
+    "The heatmap of the label (without one: of the predicted class) above its mean is taken for "
+    "the object, the rest for background. "
+)
+_LOCALISATION = [
+    Measure(
+        name="pixel_accuracy",
+        group="localisation",
+        title="pixel accuracy",
+        better="higher",
+        range=(0, 1),
+        definition=_AT_MEAN + "Share of the pixels of all pictures that are right. Chefer's "
+        "segmentation protocol.",
+    ),
+    Measure(
+        name="miou",
+        group="localisation",
+        title="mIoU",
+        better="higher",
+        range=(0, 1),
+        headline=True,
+        ratios=("iou_object", "iou_background"),
+        definition=_AT_MEAN + "Intersection over union, each summed over all pictures; the mean "
+        "of that of the object and that of the background. Chefer's segmentation protocol.",
+    ),
+    Measure(
+        name="map",
+        group="localisation",
+        title="mAP",
+        better="higher",
+        range=(0, 1),
+        definition="Mean over the maps of the average precision of the scores h (object) and "
+        "1 - h (background) of all pixels, h the heatmap, as one ranking. Chefer's segmentation "
+        "protocol.",
+    ),
+    Measure(
+        name="energy",
+        group="localisation",
+        title="energy inside",
+        better="higher",
+        range=(0, 1),
+        headline=True,
+        definition="Sum of the heatmap inside the object's mask by its sum, mean over the maps; "
+        "0 of a blank map. (Wang et al., Score-CAM, 2020.)",
+    ),
+    Measure(
+        name="pointing_game",
+        group="localisation",
+        title="pointing game",
+        better="higher",
+        range=(0, 1),
+        headline=True,
+        definition="Share of the maps whose largest value lies on the object, without tolerance; "
+        "a blank map misses. (Zhang et al., ECCV 2016.)",
+    ),
+    Measure(
+        name="pointing_other",
+        group="localisation",
+        title="points at another object",
+        better="lower",
+        range=(0, 1),
+        definition="Share of the maps whose largest value lies on another object of the picture "
+        "than the one asked for; of pictures with several objects.",
+    ),
+]
+_CLASS_SENSITIVITY = Measure(
+    name="class_sensitivity",
+    group="sanity",
+    title="same map for another class",
+    better="lower",
+    range=(-1, 1),
+    headline=True,
+    definition="Rank correlation (Spearman) of the maps of the two likeliest classes, mean over "
+    "the pictures. 1: the map does not depend on the class. Two blank maps count as 1, one as 0.",
+)
+
+
+def _randomisation(levels: Sequence[str]) -> list[Measure]:
+    if not levels:
+        return []
+    return [
+        Measure(
+            name="randomisation",
+            group="sanity",
+            title="same map from random weights",
+            better="lower",
+            range=(-1, 1),
+            headline=True,
+            definition="Weights are replaced from the output to the input (each tensor's values "
+            "permuted at random). Rank correlation (Spearman) of the map with that of the trained "
+            "model for the same class, mean over the pictures; the number is that of all weights "
+            "replaced. (Adebayo et al., Sanity Checks for Saliency Maps, NeurIPS 2018.)",
+            ratios=(f"randomisation.{len(levels)}",),
+            points=len(levels) + 1,
+            x_title="replaced from the output down to",
+            y_title="rank correlation",
+        )
+    ]

@@ -1,0 +1,165 @@
+"""What has been computed of an evaluation, on disk, so that a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxplain.errors import InputError
+
+__all__ = ["FILE", "Progress"]
+
+FILE = "progress.sqlite"
+_TABLES = """
+CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE IF NOT EXISTS pictures (
+    number INTEGER PRIMARY KEY, name TEXT, error TEXT, facts TEXT, record BLOB
+);
+CREATE TABLE IF NOT EXISTS levels (number INTEGER PRIMARY KEY, record BLOB);
+"""
+
+
+class Progress:
+    """The finished pictures and levels of one evaluation. Each is stored whole or not at all.
+
+    Args:
+        folder: Where `progress.sqlite` is, or is to be.
+        settings: All that results depend on, by name. What is there must be of the same.
+        restart: Whether to forget what is there instead.
+
+    Raises:
+        InputError: It is of other settings, of another evaluation that is running, or no such file.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, restart: bool) -> None:
+        self._path = folder / FILE
+        with self._refusals():
+            # The lock is held until the end, so that no other run writes here.
+            self._database = sqlite3.connect(self._path, timeout=1, isolation_level=None)
+            try:
+                self._open(settings, restart)
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _open(self, settings: Mapping[str, Any], restart: bool) -> None:
+        execute = self._database.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")
+        execute("PRAGMA journal_mode = WAL")
+        execute("PRAGMA synchronous = NORMAL")
+        self._database.executescript(_TABLES)
+        with self._transaction():
+            if restart:
+                for table in ("settings", "pictures", "levels"):
+                    execute(f"DELETE FROM {table}")
+            known = dict(execute("SELECT name, value FROM settings"))
+            wanted = {name: json.dumps(value) for name, value in settings.items()}
+            if known and known != wanted:
+                raise InputError(self._difference(known, wanted))
+            self._database.executemany(
+                "INSERT OR REPLACE INTO settings VALUES (?, ?)", wanted.items()
+            )
+
+    def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
+        name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
+        found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
+        return (
+            f"{self._path.parent}: holds an evaluation with {name} {found}, this one has {expected}; "
+            "choose another folder, or start again (--restart)"
+        )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """SQLite's errors as ours, or as those of the disk."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            folder = self._path.parent
+            text = str(error)
+            if "locked" in text:
+                raise InputError(
+                    f"{folder}: another evaluation is writing here; wait for it, or choose another "
+                    "folder"
+                ) from None
+            if "not a database" in text or "malformed" in text:
+                raise InputError(
+                    f"{self._path}: damaged, or not of an evaluation; choose another folder, or "
+                    "remove it"
+                ) from None
+            raise OSError(None, text, str(self._path)) from None
+
+    def close(self) -> None:
+        self._database.close()
+
+    def pictures_done(self) -> set[int]:
+        """Numbers of the pictures that are finished or failed."""
+        with self._refusals():
+            return {n for (n,) in self._database.execute("SELECT number FROM pictures")}
+
+    def add_picture(
+        self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
+    ) -> None:
+        row = (number, name, None, json.dumps(facts), _packed(record))
+        self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
+
+    def add_failure(self, number: int, name: str, error: str) -> None:
+        row = (number, name, error, None, None)
+        self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
+
+    def pictures(self) -> Iterator[tuple[int, str, dict[str, Any], NDArray[np.float64]]]:
+        """Number, name, facts and record of each finished picture, in order."""
+        query = "SELECT number, name, facts, record FROM pictures WHERE error IS NULL ORDER BY 1"
+        with self._refusals():
+            for number, name, facts, record in self._database.execute(query):
+                yield number, name, json.loads(facts), _unpacked(record)
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Name and error of each picture that could not be evaluated."""
+        query = "SELECT name, error FROM pictures WHERE error IS NOT NULL ORDER BY number"
+        with self._refusals():
+            return list(self._database.execute(query))
+
+    def add_level(self, number: int, record: NDArray[np.float64]) -> None:
+        self._insert("INSERT INTO levels VALUES (?, ?)", (number, _packed(record)))
+
+    def levels(self) -> dict[int, NDArray[np.float64]]:
+        """The record of each finished level of the randomisation of weights."""
+        with self._refusals():
+            rows = self._database.execute("SELECT number, record FROM levels ORDER BY number")
+            return {number: _unpacked(record) for number, record in rows}
+
+    def _insert(self, statement: str, row: tuple[Any, ...]) -> None:
+        with self._refusals(), self._transaction():
+            self._database.execute(statement, row)
+
+
+def _packed(array: NDArray[np.float64]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def _unpacked(blob: bytes) -> NDArray[np.float64]:
+    return np.asarray(np.load(io.BytesIO(blob)))
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,396 @@
+"""`evaluate`: a model and a dataset in, a report on every method out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.evaluation.datasets import Dataset, Sample, open_dataset
+from onnxplain.evaluation.examples import draw_examples
+from onnxplain.evaluation.masks import read_masks
+from onnxplain.evaluation.measures import BASELINES, GROUPS, measures_of
+from onnxplain.evaluation.progress import FILE, Progress
+from onnxplain.evaluation.report import write_report
+from onnxplain.evaluation.results import FORMAT, Measured, summarise, versions
+from onnxplain.evaluation.sanity import PREDICTION_CHANGED, randomisation
+from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
+from onnxplain.evaluation.study import Layout, Study
+from onnxplain.graphs.randomised import levels
+from onnxplain.graphs.reduced import reduce_to
+from onnxplain.runtime import dispatch
+from onnxplain.runtime.explainer import Explainer
+from onnxplain.runtime.model import Model
+from onnxplain.runtime.preprocessing import prepare_picture
+from onnxplain.runtime.streaming import ahead
+
+__all__ = ["Evaluation", "evaluate"]
+
+_SCRATCH = ".graphs"  # in the report's folder, gone at the end
+_DECODERS = 2
+_AHEAD = 4  # pictures decoded before they are needed
+
+Step = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        results: The document that `results.json` holds.
+        folder: Where the report is, or None.
+        failures: Name and error of each picture that could not be evaluated.
+    """
+
+    results: dict[str, Any]
+    folder: Path | None
+    failures: tuple[tuple[str, str], ...]
+    _statistics: Statistics
+    _layout: Layout
+
+    def value(self, method: str, measure: str) -> Interval:
+        """A method's number, with its bootstrap interval.
+
+        Raises:
+            InputError: No such method or measure.
+        """
+        return self._statistics.value(*self._named(method, measure))
+
+    def difference(self, method: str, other: str, measure: str) -> Interval:
+        """A method's number less another one's, of the same pictures; the interval is paired.
+
+        Raises:
+            InputError: No such method or measure.
+        """
+        self._named(other, measure)
+        name, found = self._named(method, measure)
+        return self._statistics.difference(name, other, found)
+
+    def _named(self, method: str, measure: str) -> tuple[str, Any]:
+        if method not in self._layout.methods:
+            raise InputError(f"method {method!r}; one of {', '.join(self._layout.methods)}")
+        known = {one.name: one for one in self._layout.measures}
+        if measure not in known:
+            raise InputError(f"measure {measure!r}; one of {', '.join(known)}")
+        return method, known[measure]
+
+
+def evaluate(
+    model: str | os.PathLike[str],
+    dataset: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    methods: Iterable[str] | None = None,
+    measures: Iterable[str] | None = None,
+    fills: Sequence[str] = ("zero", "road"),
+    steps: int = 16,
+    masks: str | os.PathLike[str] | None = None,
+    mask_labels: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
+    sanity_pictures: int = 32,
+    seed: int = 0,
+    resamples: int = 1000,
+    batch_size: int = 32,
+    device: str | Sequence[Any] = "auto",
+    threads: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    restart: bool = False,
+    on_error: Callable[[str, str], None] | None = None,
+    step: Step | None = None,
+) -> Evaluation:
+    """Measures which explanation methods can be trusted, on a dataset, from the ONNX file alone.
+
+    What each number is exactly stands in the report and in docs/evaluation.md.
+
+    Args:
+        model: An explained file or bundle.
+        dataset: A folder with a folder for each class, a CSV file (path,label[,mask[,mask_value]]),
+            a folder of pictures, or "garments" or "garments-pairs", the bundled scenes of one and
+            of two garments.
+        output: Folder of the report: index.html, results.json, results.csv, and progress.sqlite,
+            with which a run that was interrupted goes on; None writes nothing.
+        methods: Names; None is every method that the file serves.
+        measures: Some of "perturbation", "insertion_deletion", "localisation", "sanity"; None: all.
+        fills: What takes the place of removed pixels: "zero", "mean", "blur", "road".
+        steps: Of insertion and deletion; no more than there are patches.
+        masks: Folder of masks, beside a folder of pictures, with the same names.
+        mask_labels: Text file, line i the class of pixel value i of the masks.
+        limit: So many pictures, drawn at random from the dataset.
+        sanity_pictures: So many, spread evenly over the dataset, for the randomisation of weights;
+            0: none.
+        seed: Of every random choice.
+        resamples: Of the bootstrap.
+        batch_size: Pictures in a run of the model.
+        device, threads, image_size: As in `Explainer`.
+        restart: Forget what an earlier run left in `output`.
+        on_error: Called with the name and the error of each picture that cannot be evaluated.
+        step: Called with what is going on, how much of it is done, and of how much.
+
+    Returns:
+        The results; `results` is the document in results.json.
+
+    Raises:
+        InputError: A wrong argument, a dataset that does not fit the model, nothing left to measure,
+            or `output` holds another evaluation, or other things.
+        ModelError, ContractError, DeviceError: As in `Explainer`.
+        OSError: The report cannot be written.
+    """
+    for name, value, least in (
+        ("steps", steps, 1),
+        ("sanity_pictures", sanity_pictures, 0),
+        ("seed", seed, 0),
+        ("resamples", resamples, 1),
+        ("batch_size", batch_size, 1),
+        ("limit", 1 if limit is None else limit, 1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} is {value!r}, expected a whole number from {least} on")
+    groups = _chosen("measures", measures, GROUPS)
+    source = Path(model)
+    explainer = Explainer(source, device=device, threads=threads, image_size=image_size)
+    contract = explainer.contract
+    if contract.input.layout == "HWC":
+        raise InputError(
+            f"{source}: takes pictures as they are (embedded preprocessing), so their pixels cannot "
+            "be removed; evaluate the file without it"
+        )
+    names = _chosen("methods", methods, explainer.methods)
+    names = list(dict.fromkeys(dispatch.choose(name, contract) for name in names))
+    steps = min(steps, contract.tokens.grid[0] * contract.tokens.grid[1])
+    data = open_dataset(
+        dataset,
+        contract,
+        masks=None if masks is None else Path(masks),
+        mask_labels=None if mask_labels is None else Path(mask_labels),
+        limit=limit,
+        seed=seed,
+    )
+    level_names = levels(source) if "sanity" in groups and sanity_pictures else []
+    layout = Layout(names, measures_of(groups, fills, steps, level_names))
+    settings = {
+        "methods": names,
+        "measures": groups,
+        "fills": list(fills),
+        "steps": steps,
+        "image_size": list(contract.input.size),
+        "limit": limit,
+        "sanity_pictures": sanity_pictures,
+        "seed": seed,
+        "batch_size": batch_size,
+        "device": explainer.device,
+        "threads": threads,
+    }
+    digest = _digest(source)
+    identity = {"format": FORMAT, **settings, "model": digest, "dataset": data.identity}
+    tell = step or (lambda what, done, total: None)
+    with _folder(output) as folder:
+        progress = Progress(folder, {**identity, "versions": versions()}, restart=restart)
+        with contextlib.closing(progress), _scratch(folder) as scratch:
+            chosen = _spread(len(data), sanity_pictures) if level_names else []
+            run = _Run(explainer, data, layout, progress, scratch, source, settings)
+            run.pictures(on_error or (lambda name, error: None), tell)
+            run.levels(chosen, level_names, tell)
+            tell("drawing the report", 0, 1)
+            found = Measured(progress, layout, chosen)
+            if not found.names:
+                failures = progress.failures()
+                raise InputError(
+                    f"{dataset}: none of {len(data)} pictures could be evaluated"
+                    + (f"; the first: {failures[0][1]}" if failures else "")
+                )
+            document, statistics = summarise(
+                found,
+                model={"name": contract.source.name, "file": source.name, "sha256": digest},
+                dataset={"name": data.name, "pictures": len(data)},
+                contract=contract,
+                settings={**settings, "resamples": resamples, "confidence": CONFIDENCE},
+                level_names=level_names,
+                failures=progress.failures(),
+            )
+            if output is not None:
+                document["examples"], pictures = draw_examples(explainer, data, found, names)
+                write_report(document, pictures, folder)
+            failures = tuple(progress.failures())
+    return Evaluation(
+        document, None if output is None else Path(output), failures, statistics, layout
+    )
+
+
+class _Run:
+    """The work that takes time, done in pieces that are kept as they are finished."""
+
+    def __init__(
+        self,
+        explainer: Explainer,
+        data: Dataset,
+        layout: Layout,
+        progress: Progress,
+        scratch: Path,
+        source: Path,
+        settings: dict[str, Any],
+    ) -> None:
+        self._explainer = explainer
+        self._data = data
+        self._layout = layout
+        self._progress = progress
+        self._scratch = scratch
+        self._source = source
+        self._settings = settings
+
+    def pictures(self, on_error: Callable[[str, str], None], tell: Step) -> None:
+        done = self._progress.pictures_done()
+        for name, error in self._progress.failures():
+            on_error(name, error)
+        count = len(done)
+        tell("evaluating", count, len(self._data))
+        waiting = ((i, one) for i, one in enumerate(self._data) if i not in done)
+        study = None
+        for (number, sample), outcome in ahead(
+            waiting, self._prepare, workers=_DECODERS, count=_AHEAD
+        ):
+            if isinstance(outcome, OnnxplainError):
+                self._progress.add_failure(number, sample.name, str(outcome))
+                on_error(sample.name, str(outcome))
+            else:
+                study = study or self._study()
+                pixels, masks = outcome
+                record, facts = study.measure(sample, pixels, masks)
+                facts["objects"] = len(masks)
+                facts["masks"] = sum(mask is not None for mask in masks)
+                self._progress.add_picture(number, sample.name, facts, record)
+            count += 1
+            tell("evaluating", count, len(self._data))
+
+    def _prepare(
+        self, item: tuple[int, Sample]
+    ) -> tuple[NDArray[np.float32], list[NDArray[np.int8] | None]]:
+        _, sample = item
+        pixels, picture = prepare_picture(sample.image, self._explainer.contract.input)
+        return pixels, read_masks(sample, picture)
+
+    def _study(self) -> Study:
+        """The graphs that the pictures need, cut down to what is asked of them."""
+        options = {"device": self._settings["device"], "threads": self._settings["threads"]}
+        plain = self._scratch / "plain.onnx"
+        reduce_to(self._source, plain, ())
+        explainer, methods = self._explainer, self._settings["methods"]
+        if set(methods) < set(explainer.methods):
+            asked = self._scratch / "asked.onnx"
+            reduce_to(self._source, asked, methods)
+            explainer = Explainer(asked, image_size=self._settings["image_size"], **options)
+        return Study(
+            explainer,
+            Model(plain, **options),
+            self._layout,
+            fills=self._settings["fills"],
+            steps=self._settings["steps"],
+            seed=self._settings["seed"],
+            batch_size=self._settings["batch_size"],
+        )
+
+    def levels(self, chosen: Sequence[int], names: Sequence[str], tell: Step) -> None:
+        """The chosen pictures by models whose weights are random from the output down to a level."""
+        done = self._progress.levels()
+        if not chosen or len(done) == len(names):
+            return
+        facts = {number: facts for number, _, facts, _ in self._progress.pictures()}
+        known = [number for number in chosen if number in facts]
+        if not known:
+            return
+        images = []
+        for number, sample in enumerate(self._data):
+            if number in known:
+                images.append(prepare_picture(sample.image, self._explainer.contract.input)[0])
+        count = len(done)
+        tell("randomising weights", count, len(names))
+        numbers = {name: i for i, name in enumerate(names, start=1)}
+        for name, found in randomisation(
+            self._source,
+            images,
+            [facts[number]["predicted"] for number in known],
+            self._settings["methods"],
+            seed=self._settings["seed"],
+            scratch=self._scratch,
+            device=self._settings["device"],
+            threads=self._settings["threads"],
+            done=[name for name, i in numbers.items() if i in done],
+        ):
+            record = np.full((len(self._layout.methods) + 1, len(chosen)), np.nan)
+            columns = [chosen.index(number) for number in known]
+            for row, method in enumerate((*self._layout.methods, PREDICTION_CHANGED)):
+                # The baselines do not look at the model.
+                record[row, columns] = 1 if method in BASELINES else found[method]
+            self._progress.add_level(numbers[name], record)
+            count += 1
+            tell("randomising weights", count, len(names))
+
+
+def _spread(count: int, chosen: int) -> list[int]:
+    """So many numbers below `count`, as evenly as can be."""
+    chosen = min(chosen, count)
+    return [i * count // chosen for i in range(chosen)] if chosen else []
+
+
+def _chosen(what: str, given: Iterable[str] | None, known: Sequence[str]) -> list[str]:
+    if isinstance(given, str):
+        raise InputError(f"{what} {given!r}; expected a list of names")
+    names = list(known if given is None else dict.fromkeys(given))
+    if not names:
+        raise InputError(f"no {what}; expected some of {', '.join(known) or 'none'}")
+    return names
+
+
+def _digest(source: Path) -> str:
+    """sha256 of the model's files: the graphs, and the weights beside them."""
+    if source.is_dir():
+        files = sorted(path for path in source.iterdir() if path.is_file())
+    else:
+        beside = source.with_name(f"{source.name}.data")
+        files = [source, *([beside] if beside.exists() else [])]
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Where progress is kept: the report's folder, or one that is gone afterwards."""
+    if output is None:
+        with tempfile.TemporaryDirectory(prefix="onnxplain-") as folder:
+            yield Path(folder)
+        return
+    folder = Path(output)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: a file; expected a folder for the report")
+    if not (folder / FILE).exists() and (folder / "index.html").exists():
+        raise InputError(
+            f"{folder}: holds an index.html that is not of an evaluation; choose another folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Room for graphs. What a killed run left there goes first."""
+    path = folder / _SCRATCH
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
