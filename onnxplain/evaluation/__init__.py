@@ -1,0 +1,1 @@
+"""Which map can be trusted: measures of explanation methods over a dataset, and their report."""
