@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onnxplain.contract import Contract
 from onnxplain.demo.scenes import LABELS, garment_scenes, two_garment_scenes
@@ -27,6 +28,7 @@ BUNDLED = ("garments", "garments-pairs")
 """Names of the bundled sets: scenes of one garment, and of two that do not look alike."""
 
 _SCENES = 500
+_Scene = tuple[NDArray[np.uint8], tuple[int, ...], tuple[NDArray[np.bool_], ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,11 +121,7 @@ def _bundled(source: str, contract: Contract, names: ClassNames, count: int, see
     classes = list(names.indices(LABELS, what=f"{source}: garments").values())
 
     def draw() -> Iterator[Sample]:
-        if source == "garments":
-            scenes = ((s.image, [s.label], [s.mask]) for s in garment_scenes(count, seed))
-        else:
-            scenes = ((s.image, s.classes, s.masks) for s in two_garment_scenes(count, seed))
-        for number, (image, labels, masks) in enumerate(scenes, start=1):
+        for number, (image, labels, masks) in enumerate(_scenes(source, count, seed), start=1):
             objects = (
                 Object(label=classes[label], mask=mask)
                 for label, mask in zip(labels, masks, strict=True)
@@ -132,6 +130,15 @@ def _bundled(source: str, contract: Contract, names: ClassNames, count: int, see
 
     identity = _identity(source, classes, count, seed)
     return Dataset(name=source, identity=identity, count=count, draw=draw)
+
+
+def _scenes(source: str, count: int, seed: int) -> Iterator[_Scene]:
+    if source == "garments":
+        for one in garment_scenes(count, seed):
+            yield one.image, (one.label,), (one.mask,)
+    else:
+        for two in two_garment_scenes(count, seed):
+            yield two.image, two.classes, two.masks
 
 
 def _samples(source: Path, names: ClassNames, masks: MaskFiles) -> list[Sample]:

@@ -1,4 +1,4 @@
-"""What a dataset consists of: pictures, the objects asked about, and where the objects' masks are."""
+"""What a dataset consists of: pictures, the objects asked about, and where their masks are."""
 
 from __future__ import annotations
 
