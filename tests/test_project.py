@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
+    "evaluation": {"inputs", "runtime", "graphs", "demo", "contract", "outputs", "errors", "PIL"},
     "inspection": {"contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},

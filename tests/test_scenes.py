@@ -12,6 +12,7 @@ from onnxplain.demo.scenes import (
     LABELS,
     background,
     garment_scene,
+    garment_scenes,
     load_garments,
     paste,
     two_garment_scene,
@@ -42,6 +43,35 @@ def test_garment_scene_is_reproducible() -> None:
     np.testing.assert_array_equal(image, again)
     np.testing.assert_array_equal(mask, mask_again)
     assert (image != other).any()
+
+
+def test_garment_scenes_are_reproducible_and_continue() -> None:
+    few = list(garment_scenes(3, seed=5))
+    more = list(garment_scenes(6, seed=5))
+
+    for scene, same in zip(few, more, strict=False):
+        assert scene.label == same.label
+        np.testing.assert_array_equal(scene.image, same.image)
+        np.testing.assert_array_equal(scene.mask, same.mask)
+    other = next(garment_scenes(1, seed=6))
+    assert (other.image != few[0].image).any()
+
+
+def test_garment_scenes_show_every_class_evenly_and_its_own_garments() -> None:
+    scenes = list(garment_scenes(400, seed=0))
+
+    counts = np.bincount([scene.label for scene in scenes], minlength=len(LABELS))
+    assert counts.sum() == 400
+    assert counts.min() > 20
+    assert counts.max() < 65
+    # Outlines tell trousers (upright) from sneakers (flat), so a scene's label is its garment's.
+    shapes = [np.ptp(np.argwhere(scene.mask), axis=0) + 1 for scene in scenes]
+    tall = {
+        name: [h / w for (h, w), s in zip(shapes, scenes, strict=True) if LABELS[s.label] == name]
+        for name in ("trouser", "sneaker")
+    }
+    assert np.median(tall["trouser"]) > 1.5
+    assert np.median(tall["sneaker"]) < 0.7
 
 
 def test_two_garment_scenes_are_reproducible_and_continue() -> None:

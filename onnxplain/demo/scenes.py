@@ -23,9 +23,11 @@ __all__ = [
     "DISTINCT_PAIRS",
     "LABELS",
     "SCENE_SIZE",
+    "GarmentScene",
     "TwoGarmentScene",
     "background",
     "garment_scene",
+    "garment_scenes",
     "load_garments",
     "paste",
     "two_garment_scene",
@@ -66,6 +68,21 @@ DISTINCT_PAIRS = tuple(
 
 _SINGLE_SIZES = (24, 44)
 _PAIR_SIZES = (24, 32)  # two of them fit beside or above each other
+
+
+@dataclass(frozen=True, eq=False)
+class GarmentScene:
+    """A picture of one garment.
+
+    Attributes:
+        image: uint8 [64, 64, 3], RGB.
+        label: the class number, an index into `LABELS`.
+        mask: bool [64, 64], true on the garment.
+    """
+
+    image: UInt8Array
+    label: int
+    mask: BoolArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +245,24 @@ def two_garment_scene(
         for i, garment in enumerate((a, b))
     )
     return image, mask_a, mask_b
+
+
+def garment_scenes(count: int, seed: int) -> Iterator[GarmentScene]:
+    """Draw scenes of one bundled garment: a class drawn evenly, then a garment of that class.
+
+    Args:
+        count: how many scenes.
+        seed: the same seed gives the same scenes, and a larger count only continues them.
+
+    Yields:
+        The scenes, one by one.
+    """
+    images, labels = load_garments()
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        label = int(rng.integers(len(LABELS)))
+        image, mask = garment_scene(rng, images[rng.choice(np.flatnonzero(labels == label))])
+        yield GarmentScene(image=image, label=label, mask=mask)
 
 
 def two_garment_scenes(count: int, seed: int) -> Iterator[TwoGarmentScene]:
