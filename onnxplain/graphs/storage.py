@@ -22,7 +22,7 @@ from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["Report", "check_destination", "drafted", "load", "save"]
+__all__ = ["CONTRACT_FILE", "Report", "check_destination", "drafted", "load", "save"]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
