@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UnsupportedOperatorError,
         VerificationError,
     )
+    from onnxplain.evaluation import Evaluation, evaluate
     from onnxplain.export import export
     from onnxplain.graphs import Report, instrument
     from onnxplain.runtime import Explainer, Explanation, Taps
@@ -31,6 +32,7 @@ __all__ = [
     "Contract",
     "ContractError",
     "DeviceError",
+    "Evaluation",
     "Explainer",
     "Explanation",
     "ImageError",
@@ -45,6 +47,7 @@ __all__ = [
     "Verification",
     "VerificationError",
     "__version__",
+    "evaluate",
     "export",
     "instrument",
     "verify",
@@ -52,11 +55,13 @@ __all__ = [
 
 _HOME = {
     "Contract": "contract",
+    "Evaluation": "evaluation",
     "Explainer": "runtime",
     "Explanation": "runtime",
     "Report": "graphs",
     "Taps": "runtime",
     "Verification": "verification",
+    "evaluate": "evaluation",
     "instrument": "graphs",
     "verify": "verification",
 }

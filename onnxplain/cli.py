@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress
+from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress, stages
 from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.making import export, instrument
 from onnxplain.options import (
     Alpha,
     Checkpoint,
@@ -23,36 +24,23 @@ from onnxplain.options import (
     Debug,
     Device,
     DiscardRatio,
-    EmbedPreprocessing,
-    Gamma,
     HeadFusion,
-    Heatmap,
     ImageSize,
     Json,
-    Labels,
-    Methods,
     Model,
-    ModelOutput,
     NumClasses,
-    Outputs,
-    Precision,
     Pretrained,
-    RequireTarget,
-    Seed,
     StartLayer,
-    Targets,
     given,
     read_names,
-    read_size,
-    read_triple,
     read_weights,
     sized,
 )
 from onnxplain.reporting import (
     print_contract,
     print_demo,
+    print_evaluation,
     print_explanation,
-    print_report,
     print_verification,
     summary_of,
 )
@@ -83,122 +71,8 @@ def _common(
 ) -> None: ...
 
 
-@app.command("export")
-def _export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
-    output: ModelOutput,
-    checkpoint: Checkpoint = None,
-    num_classes: NumClasses = None,
-    img_size: ImageSize = None,
-    dynamic_size: Annotated[
-        bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
-    ] = False,
-    labels: Labels = None,
-    methods: Methods = None,
-    pretrained: Pretrained = False,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
-    ] = False,
-    gamma: Gamma = 0.0,
-    outputs: Outputs = None,
-    heatmap: Heatmap = False,
-    targets: Targets = 1,
-    seed: Seed = "target",
-    require_target: RequireTarget = False,
-    head_fusion: HeadFusion = None,
-    discard_ratio: DiscardRatio = None,
-    start_layer: StartLayer = None,
-    embed_preprocessing: EmbedPreprocessing = False,
-    precision: Precision = "fp32",
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Export a timm model to an explained ONNX file. Needs the extra `export`."""
-    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
-    options = given(num_classes=num_classes, pretrained=pretrained or None)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
-        report = onnxplain.export(
-            name,
-            output,
-            checkpoint=checkpoint,
-            methods=read_names(methods),
-            labels=labels,
-            **sized(img_size),
-            verify=not no_verify,
-            gamma=gamma,
-            dynamic_size=dynamic_size or None,
-            outputs=outputs,
-            map_options=maps,
-            heatmaps=heatmap,
-            targets=targets,
-            seed=seed,
-            require_target=require_target,
-            embed_preprocessing=embed_preprocessing,
-            precision=precision,
-            **options,
-        )
-    print_report(report, as_json)
-
-
-@app.command("instrument")
-def _instrument(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
-    output: ModelOutput,
-    mean: Annotated[
-        str | None, typer.Option(metavar="R,G,B", help="Subtracted from pixels in 0..1.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Divides the rest.")] = None,
-    crop_pct: Annotated[
-        float | None, typer.Option(help="Crop's share of the resized side.")
-    ] = None,
-    interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
-    img_size: ImageSize = None,
-    labels: Labels = None,
-    methods: Methods = None,
-    gamma: Gamma = 0.0,
-    outputs: Outputs = None,
-    heatmap: Heatmap = False,
-    targets: Targets = 1,
-    seed: Seed = "target",
-    require_target: RequireTarget = False,
-    head_fusion: HeadFusion = None,
-    discard_ratio: DiscardRatio = None,
-    start_layer: StartLayer = None,
-    embed_preprocessing: EmbedPreprocessing = False,
-    precision: Precision = "fp32",
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
-    preprocessing = given(
-        mean=None if mean is None else read_triple(mean, "--mean"),
-        std=None if std is None else read_triple(std, "--std"),
-        crop_pct=crop_pct,
-        interpolation=interpolation,
-    )
-    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
-    report = onnxplain.instrument(
-        source,
-        output,
-        methods=read_names(methods),
-        contract=None if img_size is None else {"input": {"size": read_size(img_size)}},
-        labels=labels,
-        preprocessing=preprocessing or None,
-        gamma=gamma,
-        outputs=outputs,
-        map_options=maps,
-        heatmaps=heatmap,
-        targets=targets,
-        seed=seed,
-        require_target=require_target,
-        embed_preprocessing=embed_preprocessing,
-        precision=precision,
-    )
-    if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
-        image = report.contract.input
-        told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
-        complain(f"assumed {', '.join(told)}, which the graph does not tell")
-    print_report(report, as_json)
+app.command("export")(export)
+app.command("instrument")(instrument)
 
 
 @app.command("explain")
@@ -391,6 +265,79 @@ def _verify(
         )
     print_verification(report, as_json)
     raise typer.Exit(0 if report.within else SOME_FAILED)
+
+
+@app.command("evaluate")
+def _evaluate(
+    model: Model,
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATASET", help="Folder per class, CSV, garments or garments-pairs."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of the report; a run goes on in it.")
+    ],
+    methods: Annotated[
+        str | None, typer.Option(help="a,b,c: methods to compare. Default: all that it has.")
+    ] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Some of perturbation, insertion_deletion, localisation, sanity."),
+    ] = None,
+    fill: Annotated[
+        str, typer.Option(help="In place of removed pixels: zero, mean, blur, road.")
+    ] = "zero,road",
+    steps: Annotated[int, typer.Option(min=1, help="Of insertion and deletion.")] = 16,
+    masks: Annotated[
+        Path | None, typer.Option(help="Folder of masks, named as the pictures.")
+    ] = None,
+    mask_labels: Annotated[
+        Path | None, typer.Option(help="Text file, line i the class of value i of the masks.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="So many pictures, drawn at random.")
+    ] = None,
+    sanity_pictures: Annotated[
+        int, typer.Option(min=0, help="So many for the randomisation of weights.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pictures in a run of the model.")] = 32,
+    device: Device = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="Of onnxruntime.")] = None,
+    img_size: ImageSize = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what an earlier run left in the folder.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find out which map can be trusted: every method on a dataset. Needs the extra `evaluate`."""
+    with stages() as tell:
+        found = onnxplain.evaluate(
+            model,
+            dataset,
+            output,
+            methods=read_names(methods),
+            measures=read_names(measures),
+            fills=read_names(fill) or (),
+            steps=steps,
+            masks=masks,
+            mask_labels=mask_labels,
+            limit=limit,
+            sanity_pictures=sanity_pictures,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            threads=threads,
+            **sized(img_size),
+            restart=restart,
+            on_error=lambda name, error: complain(f"{name}: {error}"),
+            step=tell,
+        )
+    print_evaluation(found, as_json)
+    raise typer.Exit(SOME_FAILED if found.failures else 0)
 
 
 @app.command("demo")

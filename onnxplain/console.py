@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import signal
 import sys
@@ -18,7 +19,7 @@ from typer.core import TyperGroup
 
 from onnxplain.errors import OnnxplainError
 
-__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress"]
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "stages"]
 
 SOME_FAILED = 1
 UNUSABLE = 2
@@ -105,23 +106,34 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
 
     A step raises `KeyboardInterrupt` where Ctrl-C came before and got lost.
     """
+    with stages() as tell:
+        steps = itertools.count(1)
+        tell(what, 0, total)
+        yield lambda: tell(what, next(steps), total)
+
+
+@contextlib.contextmanager
+def stages() -> Iterator[Callable[[str, int, int], None]]:
+    """The same for work in stages: is told what is going on, how much is done, and of how much."""
 
     def heed() -> None:
         if _stopped.is_set():
             raise KeyboardInterrupt
 
     if not sys.stderr.isatty():
-        yield heed
+        yield lambda what, done, total: heed()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
+        tasks: dict[str, Any] = {}
 
-        def advance() -> None:
+        def tell(what: str, done: int, total: int) -> None:
             heed()
-            bar.advance(task)
+            if what not in tasks:
+                tasks[what] = bar.add_task(what, total=total)
+            bar.update(tasks[what], completed=done)
 
-        yield advance
+        yield tell

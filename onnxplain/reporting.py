@@ -1,4 +1,5 @@
-"""What commands print: of an export, an explanation, a contract, a verification, the demo."""
+"""What commands print: of an export, an explanation, a contract, a verification,
+an evaluation, the demo."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from onnxplain.console import complain, print_json
 if TYPE_CHECKING:
     from onnxplain.contract import Contract
     from onnxplain.demo.show import Shown
+    from onnxplain.evaluation import Evaluation
     from onnxplain.graphs import Report
     from onnxplain.runtime import Explanation
     from onnxplain.verification import Verification
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "print_contract",
     "print_demo",
+    "print_evaluation",
     "print_explanation",
     "print_report",
     "print_verification",
@@ -135,6 +138,34 @@ def print_verification(report: Verification, as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
     for note in report.notes:
         print(note)
+
+
+def print_evaluation(found: Evaluation, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.results, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    data = found.results["dataset"]
+    print(f"{data['name']}: {data['evaluated']} of {data['pictures']} pictures")
+    table = Table(box=None)
+    table.add_column("method")
+    for name in ("mean rank", "better than random", "worse", "tells classes apart", "uses weights"):
+        table.add_column(name, justify="right")
+    answers = {True: "yes", False: "no", None: ""}
+    for one in found.results["verdicts"]:
+        rank = "" if one["mean_rank"] is None else f"{one['mean_rank']:.1f}"
+        table.add_row(
+            one["method"],
+            rank,
+            f"{one['better_than_random']} of {one['compared']}",
+            str(one["worse_than_random"]),
+            answers[one["class_sensitive"]],
+            answers[one["weight_sensitive"]],
+        )
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    print(f"-> {found.folder}/index.html")
 
 
 def _in_json(values: dict[str, Any]) -> dict[str, Any]:

@@ -193,7 +193,9 @@ class Study:
             return found
         several = np.repeat(pixels[None], len(classes), axis=0)
         for one in self._explainer.explain_each(several, methods=self._methods, target=classes):
-            maps = [Map(*m) for m in zip(one.grid, one.heatmap, one.degenerate.tolist(), strict=True)]
+            maps = [
+                Map(*m) for m in zip(one.grid, one.heatmap, one.degenerate.tolist(), strict=True)
+            ]
             if not METHODS[one.method].takes_target(contract.readout):
                 maps = maps[:1] * len(maps)
             found |= {(one.method, label): m for label, m in zip(classes, maps, strict=True)}
@@ -295,9 +297,7 @@ class Study:
             for kind, chosen in (("insertion", list(inserted)), ("deletion", deleted)):
                 self._add_curve(record, method, f"{kind}.{question.kind}", shares[chosen], x)
 
-    def _add_curve(
-        self, record: Floats, method: str, part: str, curve: Floats, x: Floats
-    ) -> None:
+    def _add_curve(self, record: Floats, method: str, part: str, curve: Floats, x: Floats) -> None:
         value = float(perturbation.area(curve, x))
         self._layout.add(record, method, part, value, curve=curve)
 

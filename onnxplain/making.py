@@ -1,0 +1,159 @@
+"""The commands that make explained files: `export` and `instrument`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import onnxplain
+from onnxplain.console import complain
+from onnxplain.options import (
+    Checkpoint,
+    Debug,
+    DiscardRatio,
+    EmbedPreprocessing,
+    Gamma,
+    HeadFusion,
+    Heatmap,
+    ImageSize,
+    Json,
+    Labels,
+    Methods,
+    ModelOutput,
+    NumClasses,
+    Outputs,
+    Precision,
+    Pretrained,
+    RequireTarget,
+    Seed,
+    StartLayer,
+    Targets,
+    given,
+    read_names,
+    read_size,
+    read_triple,
+    sized,
+)
+from onnxplain.reporting import print_report
+
+__all__ = ["export", "instrument"]
+
+
+def export(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
+    output: ModelOutput,
+    checkpoint: Checkpoint = None,
+    num_classes: NumClasses = None,
+    img_size: ImageSize = None,
+    dynamic_size: Annotated[
+        bool, typer.Option("--dynamic-size", help="One file for pictures of any size.")
+    ] = False,
+    labels: Labels = None,
+    methods: Methods = None,
+    pretrained: Pretrained = False,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the result with torch.")
+    ] = False,
+    gamma: Gamma = 0.0,
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
+    require_target: RequireTarget = False,
+    head_fusion: HeadFusion = None,
+    discard_ratio: DiscardRatio = None,
+    start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
+    precision: Precision = "fp32",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Export a timm model to an explained ONNX file. Needs the extra `export`."""
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    options = given(num_classes=num_classes, pretrained=pretrained or None)
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
+        report = onnxplain.export(
+            name,
+            output,
+            checkpoint=checkpoint,
+            methods=read_names(methods),
+            labels=labels,
+            **sized(img_size),
+            verify=not no_verify,
+            gamma=gamma,
+            dynamic_size=dynamic_size or None,
+            outputs=outputs,
+            map_options=maps,
+            heatmaps=heatmap,
+            targets=targets,
+            seed=seed,
+            require_target=require_target,
+            embed_preprocessing=embed_preprocessing,
+            precision=precision,
+            **options,
+        )
+    print_report(report, as_json)
+
+
+def instrument(
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
+    output: ModelOutput,
+    mean: Annotated[
+        str | None, typer.Option(metavar="R,G,B", help="Subtracted from pixels in 0..1.")
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Divides the rest.")] = None,
+    crop_pct: Annotated[
+        float | None, typer.Option(help="Crop's share of the resized side.")
+    ] = None,
+    interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
+    img_size: ImageSize = None,
+    labels: Labels = None,
+    methods: Methods = None,
+    gamma: Gamma = 0.0,
+    outputs: Outputs = None,
+    heatmap: Heatmap = False,
+    targets: Targets = 1,
+    seed: Seed = "target",
+    require_target: RequireTarget = False,
+    head_fusion: HeadFusion = None,
+    discard_ratio: DiscardRatio = None,
+    start_layer: StartLayer = None,
+    embed_preprocessing: EmbedPreprocessing = False,
+    precision: Precision = "fp32",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
+    preprocessing = given(
+        mean=None if mean is None else read_triple(mean, "--mean"),
+        std=None if std is None else read_triple(std, "--std"),
+        crop_pct=crop_pct,
+        interpolation=interpolation,
+    )
+    maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
+    report = onnxplain.instrument(
+        source,
+        output,
+        methods=read_names(methods),
+        contract=None if img_size is None else {"input": {"size": read_size(img_size)}},
+        labels=labels,
+        preprocessing=preprocessing or None,
+        gamma=gamma,
+        outputs=outputs,
+        map_options=maps,
+        heatmaps=heatmap,
+        targets=targets,
+        seed=seed,
+        require_target=require_target,
+        embed_preprocessing=embed_preprocessing,
+        precision=precision,
+    )
+    if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
+        image = report.contract.input
+        told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
+        complain(f"assumed {', '.join(told)}, which the graph does not tell")
+    print_report(report, as_json)
