@@ -13,10 +13,11 @@ from onnxplain.evaluation.files import files_below
 from onnxplain.evaluation.masks import mask_values
 from onnxplain.evaluation.samples import MaskFile, Object, Sample
 
-__all__ = ["LOSSLESS_SUFFIXES", "MaskFiles"]
+__all__ = ["MASK_SUFFIXES", "MaskFiles"]
 
-LOSSLESS_SUFFIXES = (".png", ".bmp", ".tif", ".tiff", ".gif")
-"""Kinds of files that keep the pixel values of a mask."""
+MASK_SUFFIXES = (".png", ".bmp", ".tif", ".tiff")
+"""Kinds of files that keep the pixel values of a mask. JPEG smears them, and writers of GIF count
+the values that occur anew from 0."""
 
 
 class MaskFiles:
@@ -38,7 +39,7 @@ class MaskFiles:
         self._labels = labels
         self._names = names
         self._by_stem: dict[str, Path] = {}
-        for below in [] if folder is None else files_below(folder, LOSSLESS_SUFFIXES):
+        for below in [] if folder is None else files_below(folder, MASK_SUFFIXES):
             stem = below.with_suffix("").as_posix()
             if stem in self._by_stem:
                 raise InputError(

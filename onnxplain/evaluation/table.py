@@ -10,7 +10,7 @@ from pathlib import Path
 from onnxplain.errors import InputError
 from onnxplain.evaluation.class_names import ClassNames
 from onnxplain.evaluation.files import read_text
-from onnxplain.evaluation.mask_files import LOSSLESS_SUFFIXES, MaskFiles
+from onnxplain.evaluation.mask_files import MASK_SUFFIXES, MaskFiles
 from onnxplain.evaluation.samples import Object, Sample
 
 __all__ = ["read_table"]
@@ -111,10 +111,10 @@ def _mask(row: dict[str, str], folder: Path, where: str) -> Path | None:
     if not row.get("mask"):
         return None
     mask = folder / row["mask"]
-    if mask.suffix.lower() in (".jpg", ".jpeg"):
+    if mask.suffix.lower() not in MASK_SUFFIXES:
         raise InputError(
-            f"{where}: {row['mask']}: JPEG does not keep a mask's values; save it as one of "
-            f"{', '.join(LOSSLESS_SUFFIXES)}"
+            f"{where}: mask {row['mask']!r} is not of a kind that surely keeps pixel values; save "
+            f"it as one of {', '.join(MASK_SUFFIXES)}"
         )
     return mask
 
