@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
+    "evaluation": {"runtime", "graphs", "demo", "contract", "outputs", "errors", "cv2", "PIL"},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {
