@@ -43,7 +43,11 @@ ALLOWED: dict[str, set[str]] = {
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
+<<<<<<< HEAD
     "making": {"console", "options", "reporting"},
+=======
+    "evaluation": {"runtime", "graphs", "demo", "contract", "outputs", "errors", "cv2", "PIL"},
+>>>>>>> graphs
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {

@@ -152,7 +152,12 @@ class Model:
         return set().union(*(graph.outputs for graph in self._graphs))
 
     def run(
-        self, images: Sequence[NDArray[Any]], asked: Question, outputs: Iterable[str]
+        self,
+        images: Sequence[NDArray[Any]],
+        asked: Question,
+        outputs: Iterable[str],
+        *,
+        finite: bool = True,
     ) -> dict[str, NDArray[Any]]:
         """Runs the cheapest graph that has the outputs, or those that have them together.
 
@@ -161,6 +166,7 @@ class Model:
                 all of one size, or uint8 [H, W, 3].
             asked: What to explain about them.
             outputs: Names from `outputs`; the logits always come along.
+            finite: Whether logits of which none are finite are an error.
 
         Returns:
             Arrays by name, first axis B.
@@ -175,8 +181,8 @@ class Model:
                 if graph.session is None:
                     self._open(graph)
             values.update(self._run_in_batches(graph, images, asked, names))
-        finite = np.isfinite(values[self.contract.logits]).all(axis=-1)
-        if not finite.any() and any(np.abs(image).max() < _ORDINARY for image in images):
+        sound = not finite or np.isfinite(values[self.contract.logits]).all(axis=-1).any()
+        if not sound and any(np.abs(image).max() < _ORDINARY for image in images):
             raise ModelError(
                 f"{self.path}: the logits are not finite; a weight of the model, or mean and std "
                 "in its contract, must be damaged"
