@@ -1,0 +1,1 @@
+"""How far the maps of a model can be trusted, measured on pictures."""
