@@ -1,0 +1,164 @@
+"""Tables of HTML: the ranking, and methods by measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from onnxplain.evaluation.report.reading import CENTER, RANDOM, SIGNS, Reading, Standing
+from onnxplain.evaluation.report.verdict import doubt
+
+__all__ = ["ARROWS", "ABSENT", "definition_id", "measure_table", "number", "ranking", "scrolling"]
+
+ABSENT = '<td class="absent">–<span class="unseen"> not measured</span></td>'
+ARROWS = {"lower": "↓", "higher": "↑", "none": ""}
+_AIMS = {"lower": "lower is better", "higher": "higher is better"}
+_SAYS: dict[Standing, str] = {
+    "better": "better than random",
+    "same": "not distinguishable from random",
+    "worse": "worse than random",
+}
+
+
+def number(value: float | None) -> str:
+    """Three decimals with a true minus, and no minus before what rounds to 0."""
+    if value is None:
+        return "–"
+    text = f"{value:.3f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def definition_id(reading: Reading, measure: str) -> str:
+    return f"definition-{list(reading.measures).index(measure) + 1}"
+
+
+def scrolling(label: str, table: str) -> str:
+    """A table that scrolls by itself where the page is too narrow; with the keyboard too."""
+    name = escape(label)
+    return f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">\n{table}\n</div>'
+
+
+def ranking(reading: Reading) -> str:
+    """Methods best first, and what speaks for and against each."""
+    if not reading.verdicts:
+        return ""
+    rows = "\n".join(
+        _ranked(reading, place, method, verdict)
+        for place, (method, verdict) in enumerate(reading.verdicts.items(), 1)
+    )
+    table = f"""<table class="ranking">
+<caption>Methods by mean rank over the headline measures</caption>
+<thead><tr><th scope="col">Method</th><th scope="col">Trusted</th>
+<th scope="col" class="number">Mean rank</th>
+<th scope="col">Against random maps</th><th scope="col">Against a centre blob</th>
+<th scope="col">Tells classes apart</th><th scope="col">Depends on weights</th>
+<th scope="col">Why not trusted</th></tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>"""
+    return scrolling("Ranking of methods", table)
+
+
+def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any]) -> str:
+    better, worse = verdict["better_than_random"], verdict["worse_than_random"]
+    reason = doubt(verdict) if verdict["compared"] else "was not compared"
+    center = reading.standings(method, CENTER)
+    rank = "–" if verdict["mean_rank"] is None else f"{verdict['mean_rank']:.1f}"
+    cells = [
+        _yes_or_no(reason is None),
+        f'<td class="number">{rank}</td>',
+        _tally(better, verdict["compared"] - better - worse, worse),
+        _tally(*(center.count(standing) for standing in SIGNS)) if center else ABSENT,
+        _yes_or_no(verdict["class_sensitive"]),
+        _yes_or_no(verdict["weight_sensitive"]),
+        f'<td class="reason">{escape(reason or "")}</td>',
+    ]
+    head = f'<th scope="row"><span class="place">{place}</span> <code>{escape(method)}</code></th>'
+    return f"<tr>{head}{''.join(cells)}</tr>"
+
+
+def _yes_or_no(value: bool | None) -> str:
+    if value is None:
+        return ABSENT
+    return '<td class="yes">✓ yes</td>' if value else '<td class="no">✗ no</td>'
+
+
+def _tally(better: int, same: int, worse: int) -> str:
+    """How often each standing; a sign per measure would not fit a narrow page."""
+    counts = zip(SIGNS.items(), (better, same, worse), strict=True)
+    parts = (
+        f'<span class="{standing if count else "nil"}">'
+        f'<span aria-hidden="true">{sign}</span> {count}'
+        f'<span class="unseen"> {standing}</span></span>'
+        for (standing, sign), count in counts
+    )
+    return f'<td class="tally">{" ".join(parts)}</td>'
+
+
+def measure_table(reading: Reading, measures: Sequence[Mapping[str, Any]], caption: str) -> str:
+    """Every method's value and interval in each measure.
+
+    A sign says how it compares to random maps; the best of a column is bold; the head of a column
+    links to the measure's definition.
+    """
+    groups = [(title, list(found)) for title, found in groupby(measures, lambda one: one["title"])]
+    titles = "".join(
+        f'<th scope="colgroup" colspan="{len(found)}">{escape(title)}</th>'
+        for title, found in groups
+    )
+    details = "".join(
+        _detail(reading, measure, first=index == 0)
+        for _, found in groups
+        for index, measure in enumerate(found)
+    )
+    best = {one["name"]: reading.best(one, reading.methods) for one in measures}
+    rows = []
+    for method, about in reading.methods.items():
+        cells = "".join(_cell(reading, method, one["name"], best[one["name"]]) for one in measures)
+        kind = ' class="baseline"' if about["baseline"] else ""
+        rows.append(f'<tr{kind}><th scope="row"><code>{escape(method)}</code></th>{cells}</tr>')
+    body = "\n".join(rows)
+    table = f"""<table class="measures">
+<caption>{escape(caption)}</caption>
+<thead><tr><th rowspan="2" scope="col">Method</th>{titles}</tr>
+<tr>{details}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>"""
+    return scrolling(caption, table)
+
+
+def _detail(reading: Reading, measure: Mapping[str, Any], *, first: bool) -> str:
+    """The lower half of a column's head; `first` of the columns below one title."""
+    link = f"#{definition_id(reading, measure['name'])}"
+    text = escape(measure["detail"] or "definition")
+    aim = ""
+    if measure["better"] in _AIMS:
+        sign, words = ARROWS[measure["better"]], _AIMS[measure["better"]]
+        aim = f' <span class="aim" title="{words}" role="img" aria-label="{words}">{sign}</span>'
+    kind = ' class="first"' if first else ""
+    return f'<th scope="col"{kind}><a href="{link}">{text}</a>{aim}</th>'
+
+
+def _cell(reading: Reading, method: str, measure: str, best: Sequence[str]) -> str:
+    value = reading.values.get((method, measure))
+    if value is None:
+        return ABSENT
+    standing = reading.standing(method, measure, RANDOM)
+    sign = ""
+    if standing is not None:
+        says = _SAYS[standing]
+        sign = f'<span class="sign" role="img" aria-label="{says}" title="{says}">'
+        sign += f"{SIGNS[standing]}</span> "
+    shown = number(value["value"])
+    if method in best:
+        shown = f"<strong>{shown}</strong>"
+    interval = ""
+    if value["low"] is not None and value["high"] is not None:
+        interval = f"<small>{number(value['low'])} to {number(value['high'])}</small>"
+    kind = f' class="{standing}"' if standing else ""
+    return f"<td{kind}>{sign}{shown}{interval}</td>"
