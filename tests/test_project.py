@@ -25,6 +25,8 @@ EXPORT_PACKAGES = {"onnx", "onnx_ir", "onnxruntime", "safetensors", "timm", "tor
 PUBLIC = {"contract", "errors", "runtime", "graphs", "evaluation", "export", "verification"}
 CLI_PARTS = {"console", "inputs", "inspection", "making", "options", "panel", "reporting"}
 
+SHARED = {"contract", "outputs", "errors"}
+
 # What each part may import, of onnxplain and of the heavy packages. Nothing else in either.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -38,16 +40,12 @@ ALLOWED: dict[str, set[str]] = {
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
-    "evaluation": {"inputs", "runtime", "graphs", "demo", "contract", "outputs", "errors", "PIL"},
+    "evaluation": {"inputs", "runtime", "graphs", "demo", *SHARED, "cv2", "PIL"},
     "inspection": {"contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
-<<<<<<< HEAD
     "making": {"console", "options", "reporting"},
-=======
-    "evaluation": {"runtime", "graphs", "demo", "contract", "outputs", "errors", "cv2", "PIL"},
->>>>>>> graphs
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {

@@ -13,7 +13,7 @@ _WIDTH = 0.25  # standard deviation of the Gaussian by the side of the picture
 
 
 def seed_of(seed: int, sample: str) -> list[int]:
-    """What the randomness of a picture is seeded with: the evaluation's seed and the picture's name.
+    """What a picture's random values are drawn from: the evaluation's seed and the picture's name.
 
     So a picture has the same random map and noise whichever others are evaluated with it.
     """

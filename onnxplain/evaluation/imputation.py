@@ -26,7 +26,7 @@ def impute(
     removed: NDArray[np.bool_],
     rng: np.random.Generator,
     *,
-    noise: float = 0.01,
+    noise: float | NDArray[np.float64] = 0.01,
 ) -> NDArray[np.float32]:
     """Noisy linear imputation: every removed pixel becomes the mean of its eight neighbours.
 
@@ -48,7 +48,8 @@ def impute(
         removed: [H, W], True where a pixel is to be replaced. Where all are, no neighbour is known,
             and each becomes the mean of its channel.
         rng: draws the noise: channel by channel, the removed pixels in reading order.
-        noise: standard deviation in the unit of `pixels`. The paper's 0.01 is for pixels in 0..1.
+        noise: standard deviation in the unit of `pixels`, one or [3, 1] for the channels. The
+            paper's 0.01 is for pixels in 0..1.
 
     Returns:
         [3, H, W], a copy.

@@ -1,7 +1,7 @@
 """What is removed from a picture, in which order, and what is put in its place.
 
-Pure functions of arrays. Pixels are normalised, float32 [3, H, W], as the model takes them; an order
-is a rank for each pixel or patch, 0 for what goes first.
+Pure functions of arrays. Pixels are normalised, float32 [3, H, W], as the model takes them; an
+order is a rank for each pixel or patch, 0 for what goes first.
 """
 
 from __future__ import annotations

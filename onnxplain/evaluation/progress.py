@@ -72,8 +72,8 @@ class Progress:
         name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
         found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
         return (
-            f"{self._path.parent}: holds an evaluation with {name} {found}, this one has {expected}; "
-            "choose another folder, or start again (--restart)"
+            f"{self._path.parent}: holds an evaluation with {name} {found}, this one has "
+            f"{expected}; choose another folder, or start again (--restart)"
         )
 
     @contextlib.contextmanager

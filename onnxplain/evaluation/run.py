@@ -141,8 +141,8 @@ def evaluate(
         The results; `results` is the document in results.json.
 
     Raises:
-        InputError: A wrong argument, a dataset that does not fit the model, nothing left to measure,
-            or `output` holds another evaluation, or other things.
+        InputError: A wrong argument, a dataset that does not fit the model, nothing to measure, or
+            `output` holds another evaluation, or other things.
         ModelError, ContractError, DeviceError: As in `Explainer`.
         OSError: The report cannot be written.
     """
@@ -162,8 +162,8 @@ def evaluate(
     contract = explainer.contract
     if contract.input.layout == "HWC":
         raise InputError(
-            f"{source}: takes pictures as they are (embedded preprocessing), so their pixels cannot "
-            "be removed; evaluate the file without it"
+            f"{source}: takes pictures as they are (embedded preprocessing), so their pixels "
+            "cannot be removed; evaluate the file without it"
         )
     names = _chosen("methods", methods, explainer.methods)
     names = list(dict.fromkeys(dispatch.choose(name, contract) for name in names))
@@ -300,7 +300,7 @@ class _Run:
         )
 
     def levels(self, chosen: Sequence[int], names: Sequence[str], tell: Step) -> None:
-        """The chosen pictures by models whose weights are random from the output down to a level."""
+        """The maps of the chosen pictures by models with random weights, level by level."""
         done = self._progress.levels()
         if not chosen or len(done) == len(names):
             return

@@ -316,8 +316,27 @@ class Study:
             label = predicted if one.label is None else one.label
             for method in self._layout.methods:
                 heatmap = maps[method, label].heatmap
-                for part, value, count in localisation.measured(heatmap, mask, others):
+                for part, (value, count) in _on_object(heatmap, mask, others).items():
                     self._layout.add(record, method, part, value, count)
+
+
+def _on_object(
+    heatmap: NDArray[np.float32], mask: Mask, others: Sequence[Mask]
+) -> dict[str, tuple[float, float]]:
+    """Numerator and denominator of each measure of localisation."""
+    cut = localisation.segmentation(heatmap, mask)
+    found: dict[str, tuple[float, float]] = {
+        "pixel_accuracy": (cut.correct, cut.counted),
+        "iou_object": (cut.intersection_object, cut.union_object),
+        "iou_background": (cut.intersection_background, cut.union_background),
+        "map": (localisation.average_precision(heatmap, mask), 1),
+        "energy": (localisation.energy_inside(heatmap, mask), 1),
+        "pointing_game": (localisation.pointing_game(heatmap, mask), 1),
+    }
+    if others:
+        elsewhere = localisation.other_objects(mask, others)
+        found["pointing_other"] = (localisation.pointing_game(heatmap, elsewhere), 1)
+    return found
 
 
 def _covered(contract: Contract) -> tuple[int, int] | None:
