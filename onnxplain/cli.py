@@ -288,7 +288,7 @@ def _evaluate(
     ] = None,
     fill: Annotated[
         str, typer.Option(help="In place of removed pixels: zero, mean, blur, road.")
-    ] = "zero,road",
+    ] = "zero",
     steps: Annotated[int, typer.Option(min=1, help="Of insertion and deletion.")] = 16,
     masks: Annotated[
         Path | None, typer.Option(help="Folder of masks, named as the pictures.")

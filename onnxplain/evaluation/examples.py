@@ -43,7 +43,8 @@ def draw_examples(
     for method in methods:
         for number, rank, value in _extremes(measured, method, measure):
             wanted[number].append((method, rank, value))
-    examples, pictures = [], []
+    examples: list[dict[str, Any]] = []
+    pictures: list[NDArray[np.uint8]] = []
     for number, sample in enumerate(data):
         asked = wanted.get(number, [])
         names = list(dict.fromkeys(method for method, _, _ in asked))

@@ -93,7 +93,7 @@ def evaluate(
     *,
     methods: Iterable[str] | None = None,
     measures: Iterable[str] | None = None,
-    fills: Sequence[str] = ("zero", "road"),
+    fills: Sequence[str] = ("zero",),
     steps: int = 16,
     masks: str | os.PathLike[str] | None = None,
     mask_labels: str | os.PathLike[str] | None = None,
@@ -169,7 +169,7 @@ def evaluate(
     names = list(dict.fromkeys(dispatch.choose(name, contract) for name in names))
     steps = min(steps, contract.tokens.grid[0] * contract.tokens.grid[1])
     data = open_dataset(
-        dataset,
+        dataset if isinstance(dataset, str) else Path(dataset),
         contract,
         masks=None if masks is None else Path(masks),
         mask_labels=None if mask_labels is None else Path(mask_labels),
@@ -204,10 +204,9 @@ def evaluate(
             tell("drawing the report", 0, 1)
             found = Measured(progress, layout, chosen)
             if not found.names:
-                failures = progress.failures()
                 raise InputError(
-                    f"{dataset}: none of {len(data)} pictures could be evaluated"
-                    + (f"; the first: {failures[0][1]}" if failures else "")
+                    f"{dataset}: none of {len(data)} pictures could be evaluated; the first: "
+                    f"{progress.failures()[0][1]}"
                 )
             document, statistics = summarise(
                 found,
@@ -370,8 +369,8 @@ def _digest(source: Path) -> str:
 def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
     """Where progress is kept: the report's folder, or one that is gone afterwards."""
     if output is None:
-        with tempfile.TemporaryDirectory(prefix="onnxplain-") as folder:
-            yield Path(folder)
+        with tempfile.TemporaryDirectory(prefix="onnxplain-") as passing:
+            yield Path(passing)
         return
     folder = Path(output)
     if folder.exists() and not folder.is_dir():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import bootstrap
+from scipy.stats import DegenerateDataWarning, bootstrap
 
 from onnxplain.evaluation.measures import Measure
 
@@ -120,13 +121,16 @@ def _drawn(sums: Floats, resamples: int, seed: int) -> Floats:
         ratios = _ratios((times.astype(np.float64) @ flat).reshape(len(draws), *inner, 2))
         return ratios.transpose(1, 2, 0) if chosen.ndim == 2 else ratios[0]
 
-    result = bootstrap(
-        (np.arange(pictures),),
-        statistic,
-        n_resamples=resamples,
-        batch=_RESAMPLES_AT_ONCE,
-        vectorized=True,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    )
+    with warnings.catch_warnings():
+        # Its own intervals, which are not used, are NaN where a ratio was not measured.
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        result = bootstrap(
+            (np.arange(pictures),),
+            statistic,
+            n_resamples=resamples,
+            batch=_RESAMPLES_AT_ONCE,
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
     return np.asarray(result.bootstrap_distribution)

@@ -249,7 +249,7 @@ class Study:
                 yield from perturbation.perturbed(pixels, ranks, fill, contract.input, seed)
         if self._steps:
             if m.grid.shape == contract.tokens.grid and not m.degenerate:
-                values = m.grid.reshape(-1)
+                values: NDArray[Any] = m.grid.reshape(-1)
             else:
                 values = perturbation.patch_values(m.heatmap, self._patches)
             ranks = perturbation.ranks_from_highest(values, random.grid.reshape(-1))
