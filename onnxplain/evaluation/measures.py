@@ -119,7 +119,7 @@ def measures_of(
 
 
 def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
-    curve = {"points": len(TENTHS), "x_title": "share of pixels removed"}
+    points, x_title = len(TENTHS), "share of pixels removed"
     how = (
         f"The floor(k HW / 10) pixels with the highest values of the heatmap, k = 0..9, are "
         f"{_FILLED[fill]}. "
@@ -138,7 +138,8 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
             definition=f"{how}Area under top-1 over the share of pixels, 0 to 0.9, by the "
             f"trapezoid rule. {_ASKED[asked]}{ties} (Chefer et al., CVPR 2021.)",
             y_title="top-1",
-            **curve,
+            points=points,
+            x_title=x_title,
         ),
         Measure(
             name=f"perturbation.{fill}.negative.{asked}",
@@ -151,7 +152,8 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
             definition="The same with the pixels of the lowest values: the order of the positive "
             "perturbation, read backwards.",
             y_title="top-1",
-            **curve,
+            points=points,
+            x_title=x_title,
         ),
         Measure(
             name=f"perturbation.{fill}.difference.{asked}",
@@ -165,7 +167,8 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
             "pixels removed, 0 to 0.9, by the trapezoid rule: least relevant first (negative "
             "perturbation) minus most relevant first (positive).",
             y_title="difference of the probability",
-            **curve,
+            points=points,
+            x_title=x_title,
         ),
     ]
 

@@ -19,7 +19,7 @@ from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.evaluation.datasets import Dataset, Sample, open_dataset
 from onnxplain.evaluation.examples import draw_examples
 from onnxplain.evaluation.masks import read_masks
-from onnxplain.evaluation.measures import BASELINES, GROUPS, measures_of
+from onnxplain.evaluation.measures import BASELINES, FILLS, GROUPS, measures_of
 from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report
 from onnxplain.evaluation.results import FORMAT, Measured, summarise, versions
@@ -58,6 +58,11 @@ class Evaluation:
     failures: tuple[tuple[str, str], ...]
     _statistics: Statistics
     _layout: Layout
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods that were compared, then the baselines."""
+        return self._layout.methods
 
     def value(self, method: str, measure: str) -> Interval:
         """A method's number, with its bootstrap interval.
@@ -176,12 +181,13 @@ def evaluate(
         limit=limit,
         seed=seed,
     )
+    fills = _chosen("fills", fills, FILLS)
     level_names = levels(source) if "sanity" in groups and sanity_pictures else []
     layout = Layout(names, measures_of(groups, fills, steps, level_names))
     settings = {
         "methods": names,
         "measures": groups,
-        "fills": list(fills),
+        "fills": fills,
         "steps": steps,
         "image_size": list(contract.input.size),
         "limit": limit,

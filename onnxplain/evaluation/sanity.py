@@ -52,6 +52,8 @@ def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     degenerate = [_is_degenerate(a), _is_degenerate(b)]
     if any(degenerate):
         return float(all(degenerate))
+    if np.array_equal(a, b):
+        return 1.0  # where rounding gives a little less
     return float(spearmanr(a, b, axis=None).statistic)
 
 
