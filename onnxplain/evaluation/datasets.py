@@ -17,7 +17,7 @@ from onnxplain.demo.scenes import LABELS, garment_scenes, two_garment_scenes
 from onnxplain.errors import InputError
 from onnxplain.evaluation.class_names import ClassNames
 from onnxplain.evaluation.files import files_below
-from onnxplain.evaluation.mask_files import MaskFiles
+from onnxplain.evaluation.mask_files import MASK_SUFFIXES, MaskFiles
 from onnxplain.evaluation.samples import MaskFile, Object, Sample
 from onnxplain.evaluation.table import read_table
 from onnxplain.inputs import PICTURE_SUFFIXES
@@ -191,7 +191,7 @@ def _check_masks(samples: list[Sample], masks: MaskFiles, mask_labels: Path | No
         expected = Path(samples[0].name).with_suffix(".png").as_posix()
         raise InputError(
             f"{masks.folder}: no mask of any picture of the dataset; that of {samples[0].name} "
-            f"would be {expected}"
+            f"would be {expected} (or {', '.join(MASK_SUFFIXES[1:])})"
         )
     if mask_labels is not None:
         raise InputError(f"{mask_labels}: names the values of masks, but there are no masks")
@@ -211,7 +211,7 @@ def _stamp(file: Any) -> list[int] | None:
     """Size and time of the last change; None for a file that is missing, which is said later."""
     try:
         status = Path(file).stat()
-    except OSError:
+    except (OSError, ValueError):  # a CSV may hold characters that no path can
         return None
     return [status.st_size, status.st_mtime_ns]
 
