@@ -136,6 +136,15 @@ def test_links_to_class_folders_are_followed(tmp_path: Path) -> None:
     assert labels(opened(tmp_path / "data")) == {"tabby/a.png": [TABBY]}
 
 
+def test_links_that_lead_back_are_not(tmp_path: Path) -> None:
+    pictures(tmp_path, "tabby/a.png", "espresso/a.png")
+    for link, to in (("tabby/up", "."), ("tabby/over", "espresso"), ("espresso/over", "tabby")):
+        (tmp_path / link).symlink_to(tmp_path / to, target_is_directory=True)
+    assert set(labels(opened(tmp_path))) == {
+        *("tabby/a.png", "tabby/over/a.png", "espresso/a.png", "espresso/over/a.png")
+    }
+
+
 @pytest.mark.parametrize(
     ("labels_of_model", "name", "index"),
     [
