@@ -379,6 +379,17 @@ def test_identity_changes_with_all_that_results_depend_on(tmp_path: Path) -> Non
     assert len(set(identities)) == len(identities)
 
 
+def test_identity_changes_with_the_names_that_tell_the_objects(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "data", "a.png")
+    settings: dict[str, Any] = {"masks": masks(tmp_path / "masks", a=[1, 2])}
+    identities = {opened(source, **settings).identity}
+    names = tmp_path / "names.txt"
+    for text in ("0\ntabby\n", "0\nespresso\n", "0\n\ntabby\n"):
+        names.write_text(text)
+        identities.add(opened(source, mask_labels=names, **settings).identity)
+    assert len(identities) == 4
+
+
 def test_identity_stays_where_the_folder_is_moved(tmp_path: Path) -> None:
     source = pictures(tmp_path / "data", "tabby/a.png")
     before = opened(source).identity
