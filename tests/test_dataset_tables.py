@@ -49,7 +49,7 @@ def labels(dataset: Dataset) -> dict[str, list[int | None]]:
     [
         "path,label\nb.png,tabby\na/c.png,2\nd.png,\n",
         "path,label\r\nb.png,tabby\r\n\r\na/c.png,espresso\r\nd.png,\r\n",
-        "\ufeffLabel , note, Path\nTABBY, "x, y", b.png\n espresso ,,./a//c.png\n,,d.png",
+        '\ufeffLabel , note, Path\nTABBY, "x, y", b.png\n espresso ,,./a//c.png\n,,d.png',
         'path,label,mask,mask_value\nb.png,"tabby",,\n"a/c.png",2,,\nd.png,,,\n',
     ],
 )

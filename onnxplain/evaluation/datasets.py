@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,8 @@ def open_dataset(
         chosen = np.random.default_rng(seed).permutation(len(samples))[:limit]
         samples = [samples[i] for i in sorted(chosen.tolist())]
     identity = _identity([_described(sample) for sample in samples], mask_files.values)
-    name = Path(source).resolve().name
     return Dataset(
-        name=name,
+        name=Path(source).resolve().name,
         identity=identity,
         count=len(samples),
         draw=lambda: map(mask_files.resolved, samples),
@@ -179,7 +178,7 @@ def _read_folder(source: Path, names: ClassNames, masks: MaskFiles) -> list[Samp
     return samples
 
 
-def _first(names: Iterator[str] | dict[str, Any]) -> str:
+def _first(names: Iterable[str]) -> str:
     every = list(names)
     return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
@@ -203,7 +202,7 @@ def _described(sample: Sample) -> list[Any]:
     for thing in sample.objects:
         objects.append(thing.label)
         if isinstance(thing.mask, MaskFile):
-            objects += [str(thing.mask.path.name), thing.mask.value, _stamp(thing.mask.path)]
+            objects += [thing.mask.path.name, thing.mask.value, _stamp(thing.mask.path)]
     return [sample.name, _stamp(sample.image), objects]
 
 
