@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -235,6 +235,7 @@ def painted(mask: NDArray[np.bool_], spec: ImageInput) -> tuple[NDArray[np.bool_
     return pixels[0] >= 0.5, Picture(image=Image.fromarray(colours), geometry=geometry)
 
 
+@settings(deadline=None)
 @given(
     height=st.integers(1, 40),
     width=st.integers(1, 40),
@@ -262,6 +263,7 @@ def test_a_mask_goes_where_its_picture_goes(
     assert (found != -1).sum() == inside[0] * inside[1]
 
 
+@settings(deadline=None)
 @given(box=st.lists(st.integers(0, 12), min_size=4, max_size=4, unique=True))
 def test_a_mask_is_not_shifted_against_a_smoothly_enlarged_picture(box: list[int]) -> None:
     """Twice as large, bilinear: what is in a rectangle keeps 9/16 or more, the rest gets 1/4."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from onnxplain.demo.scenes import LABELS, garment_scenes, two_garment_scenes
 from onnxplain.errors import InputError
 from onnxplain.evaluation.class_names import ClassNames
 from onnxplain.evaluation.files import files_below
-from onnxplain.evaluation.mask_files import MaskFiles
+from onnxplain.evaluation.mask_files import MASK_SUFFIXES, MaskFiles
 from onnxplain.evaluation.samples import MaskFile, Object, Sample
 from onnxplain.evaluation.table import read_table
 from onnxplain.inputs import PICTURE_SUFFIXES
@@ -106,9 +106,8 @@ def open_dataset(
         chosen = np.random.default_rng(seed).permutation(len(samples))[:limit]
         samples = [samples[i] for i in sorted(chosen.tolist())]
     identity = _identity([_described(sample) for sample in samples], mask_files.values)
-    name = Path(source).resolve().name
     return Dataset(
-        name=name,
+        name=Path(source).resolve().name,
         identity=identity,
         count=len(samples),
         draw=lambda: map(mask_files.resolved, samples),
@@ -179,7 +178,7 @@ def _read_folder(source: Path, names: ClassNames, masks: MaskFiles) -> list[Samp
     return samples
 
 
-def _first(names: Iterator[str] | dict[str, Any]) -> str:
+def _first(names: Iterable[str]) -> str:
     every = list(names)
     return ", ".join(every[:3]) + (f" and {len(every) - 3} more" if len(every) > 3 else "")
 
@@ -191,7 +190,7 @@ def _check_masks(samples: list[Sample], masks: MaskFiles, mask_labels: Path | No
         expected = Path(samples[0].name).with_suffix(".png").as_posix()
         raise InputError(
             f"{masks.folder}: no mask of any picture of the dataset; that of {samples[0].name} "
-            f"would be {expected}"
+            f"would be {expected} (or {', '.join(MASK_SUFFIXES[1:])})"
         )
     if mask_labels is not None:
         raise InputError(f"{mask_labels}: names the values of masks, but there are no masks")
@@ -203,7 +202,7 @@ def _described(sample: Sample) -> list[Any]:
     for thing in sample.objects:
         objects.append(thing.label)
         if isinstance(thing.mask, MaskFile):
-            objects += [str(thing.mask.path.name), thing.mask.value, _stamp(thing.mask.path)]
+            objects += [thing.mask.path.name, thing.mask.value, _stamp(thing.mask.path)]
     return [sample.name, _stamp(sample.image), objects]
 
 
@@ -211,7 +210,7 @@ def _stamp(file: Any) -> list[int] | None:
     """Size and time of the last change; None for a file that is missing, which is said later."""
     try:
         status = Path(file).stat()
-    except OSError:
+    except (OSError, ValueError):  # a CSV may hold characters that no path can
         return None
     return [status.st_size, status.st_mtime_ns]
 

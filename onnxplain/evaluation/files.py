@@ -14,7 +14,7 @@ __all__ = ["files_below", "read_text"]
 def files_below(folder: Path, suffixes: Container[str]) -> list[Path]:
     """The files of these suffixes in a folder and the folders in it, but for hidden ones.
 
-    Links to folders are followed.
+    Links to folders are followed, but for those that lead back to where they are.
 
     Args:
         folder: The folder.
@@ -32,12 +32,17 @@ def files_below(folder: Path, suffixes: Container[str]) -> list[Path]:
 
     found = []
     for place, folders, files in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        below = Path(place).relative_to(folder)
+        here = Path(place)
+        folders[:] = [n for n in folders if not n.startswith(".") and not _leads_back(here / n)]
+        below = here.relative_to(folder)
         for name in files:
             if not name.startswith(".") and Path(name).suffix.lower() in suffixes:
                 found.append(below / name)
     return sorted(found)
+
+
+def _leads_back(folder: Path) -> bool:
+    return folder.is_symlink() and folder.resolve() in {above.resolve() for above in folder.parents}
 
 
 def read_text(path: Path) -> str:

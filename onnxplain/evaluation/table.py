@@ -35,9 +35,10 @@ def read_table(table: Path, names: ClassNames, masks: MaskFiles) -> list[Sample]
     """
     pictures: dict[str, list[Object]] = {}
     for where, row in _rows(table):
-        if not row["path"]:
-            raise InputError(f"{where}: no path")
-        name = Path(row["path"]).as_posix()
+        picture = Path(row["path"])
+        if picture.name in ("", ".."):
+            raise InputError(f"{where}: path {row['path']!r}; expected the path of a picture")
+        name = picture.as_posix()
         label = _label(row["label"], names, where)
         objects = pictures.setdefault(name, [])
         if any(label == known.label for known in objects):
