@@ -128,7 +128,7 @@ def randomisation(
             randomise(source, path, level, seed=seed, methods=methods)
             changed, maps = explained(path)
         found = {
-            method: np.array([rank_correlation(*pair) for pair in zip(own, maps[method])])
+            method: np.array(list(map(rank_correlation, own, maps[method])))
             for method, own in original.items()
         }
         yield name, {**found, PREDICTION_CHANGED: (changed != predicted).astype(np.float64)}

@@ -4,8 +4,10 @@ The cascading randomisation of Adebayo et al., "Sanity Checks for Saliency Maps"
 section 3: weights are replaced from the logits towards the picture, a level at a time. A map that
 stays the same does not depend on what the model has learned.
 
-The weights are what the logits are computed from. The walks back read the same tensors, so the
-gradients and relevance of the result are those of the model with the replaced weights.
+The weights are what the logits are computed from. The walks back read the same tensors and hold
+nothing else that was computed from them, so the gradients and relevance of the result are those of
+the model with the replaced weights. (A relevance rule chose between two forms of one formula by how
+many zeros a weight had; they differ by rounding.)
 
 *What is a weight.* A float32 or float16 constant that the logits depend on, with at least three
 different values, all finite: so neither a scale, nor a mask, nor a size. What is applied to the
@@ -52,6 +54,7 @@ __all__ = ["MOST_LEVELS", "levels", "randomise"]
 
 MOST_LEVELS = 8  # of a model without attention layers
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+SIZES = frozenset({"Shape", "Size"})  # operators that read no values
 FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
 LEAST_LIFTED = 3  # numbers in a Constant node; fewer are no weight
 
@@ -138,7 +141,7 @@ def _permuted(tensor: ir.TensorProtocol, name: str, seed: int) -> ir.TensorProto
         array = tensor.numpy()
         return ir.tensor(rng.permutation(array.reshape(-1)).reshape(array.shape), name=name)
 
-    return ir.LazyTensor(make, dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=name)
+    return ir.LazyTensor(make, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
 
 
 def _lifted(explained: Explained) -> Explained:
@@ -194,14 +197,13 @@ def _cut_preprocessing(model: ir.Model, contract: Contract) -> None:
 def _carried(graph: ir.Graph) -> dict[ir.Value, set[ir.Value]]:
     """The weights that each constant value is computed from: cast, transposed, expanded."""
     carried = {v: {v} for v in graph.initializers.values() if _may_be_weight(v)}
-    inputs = set(graph.inputs)
-    moving = set(inputs)
+    moving = set(graph.inputs)
     for node in graph:
-        if node.op_type in ("Shape", "Size", "Resize"):
-            moving.update(node.outputs if node.op_type == "Resize" else ())
-        elif any(v in moving for v in node.inputs):
+        if node.op_type in SIZES:
+            continue
+        if any(v in moving for v in node.inputs):
             moving.update(node.outputs)
-        elif found := set().union(*(carried.get(v, set()) for v in node.inputs if v is not None)):
+        elif found := set().union(*_operands(node, carried)):
             carried.update(dict.fromkeys(node.outputs, found))
     return carried
 
@@ -225,19 +227,21 @@ def _weights(
     applied: set[ir.Value] = set()  # to the picture before the first product
     raw = {image}
     for node in graph:
-        if node.op_type in ("Shape", "Size"):
+        if node.op_type in SIZES:
             continue
         own = set().union(*_operands(node, carried))
         if any(v in raw for v in node.inputs) and not (node.op_type in PRODUCTS and own):
             raw.update(node.outputs)
             applied |= own
-        elif node.op_type != "Resize":
+        else:
             found |= own
     return found - applied
 
 
 def _operands(node: ir.Node, carried: dict[ir.Value, set[ir.Value]]) -> Iterator[set[ir.Value]]:
-    return (carried[v] for v in node.inputs if v is not None and v in carried)
+    """The constants that each operand of a node carries; of a Resize, not its scales."""
+    values = node.inputs[:1] if node.op_type == "Resize" else node.inputs
+    return (carried[v] for v in values if v is not None and v in carried)
 
 
 def _by_products(
