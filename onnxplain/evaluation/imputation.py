@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solveh_banded
 from scipy.ndimage import correlate
+from threadpoolctl import ThreadpoolController
 
 __all__ = ["impute"]
 
@@ -19,6 +20,9 @@ _NEIGHBOURS = np.array(
 )
 # The neighbours that come later in reading order: (rows down, columns right, weight).
 _LATER = ((0, 1, _DIRECT), (1, -1, _DIAGONAL), (1, 0, _DIRECT), (1, 1, _DIAGONAL))
+
+# More threads gain nothing on blocks this small, and cost up to 25 times where cores are shared.
+_BLAS = ThreadpoolController()
 
 
 def impute(
@@ -65,6 +69,7 @@ def impute(
     return filled
 
 
+@_BLAS.wrap(limits=1, user_api="blas")
 def _linear(pixels: NDArray[np.float32], removed: NDArray[np.bool_]) -> NDArray[np.float64]:
     """The picture with the removed pixels solved for, [3, H, W]."""
     rows, columns = removed.shape
