@@ -24,7 +24,8 @@ lint: .venv-test/installed
 
 .venv-test/installed: .venv-test/created tests/constraints.txt
 	.venv-test/bin/python -m pip install --quiet --constraint tests/constraints.txt \
-	    --editable '.[cpu,export,test]'
+	    --editable '.[cpu,export,evaluate,test]'
+	.venv-test/bin/python -m pip install --quiet --constraint tests/constraints.txt --no-deps quantus
 	touch $@
 
 # The install script of onnxruntime-node would download CUDA libraries.

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
+    "evaluation": {"runtime", "graphs", "contract", "outputs", "errors", "demo", "cv2", "PIL"},
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
