@@ -139,7 +139,7 @@ def _key(reading: Reading, curve: Mapping[str, Any], look: Look) -> str:
         f'stroke-width="2"{dashes} style="stroke: var(--series-{look.series})"/></svg>'
     )
     shown = f"<span>{number(value['value'])}</span>" if value else ""
-    return f"<li>{sample}<code>{escape(method)}</code>{shown}</li>"
+    return f"<li>{sample}<b>{escape(method)}</b>{shown}</li>"
 
 
 def _svg(
@@ -186,7 +186,9 @@ def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:
 def _inline(svg: str, title: str, prefix: str) -> str:
     """The drawing as an element of the page: scalable, its ids unique, its colours the page's."""
     inside = svg[svg.index(">", svg.index("<svg")) + 1 :]
-    inside = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", inside, flags=re.S)
+    inside = re.sub(
+        r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", inside, flags=re.S
+    )
     inside = re.sub(r'\bid="', f'id="{prefix}-', inside)
     inside = re.sub(r'url\(#|href="#', lambda found: f"{found[0]}{prefix}-", inside)
     inside = re.sub(r"'DejaVu Sans'[^;\"]*", "inherit", inside)

@@ -44,9 +44,7 @@ def examples(reading: Reading, pictures: Sequence[NDArray[np.uint8]]) -> str:
 def _of_method(
     method: str, found: Sequence[Mapping[str, Any]], pictures: Sequence[NDArray[np.uint8]]
 ) -> str:
-    ranks = (
-        (rank, [one for one in found if one["rank"] == rank]) for rank in ("best", "worst")
-    )
+    ranks = ((rank, [one for one in found if one["rank"] == rank]) for rank in ("best", "worst"))
     rows = "\n".join(_row(method, rank, its, pictures) for rank, its in ranks if its)
     return f'<section class="example">\n<h4><code>{escape(method)}</code></h4>\n{rows}\n</section>'
 

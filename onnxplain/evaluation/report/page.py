@@ -154,12 +154,16 @@ def _failures(failures: Sequence[Mapping[str, str]]) -> str:
 
 
 def _definitions(reading: Reading) -> str:
-    return '<dl class="definitions">\n' + "\n".join(
-        f'<div><dt id="{definition_id(reading, name)}">'
-        f"{escape(', '.join(filter(None, (one['title'], one['detail']))))}"
-        f" <code>{escape(name)}</code></dt>\n<dd>{escape(one['definition'])} {_scale(one)}</dd></div>"
-        for name, one in reading.measures.items()
-    ) + "\n</dl>"
+    return (
+        '<dl class="definitions">\n'
+        + "\n".join(
+            f'<div><dt id="{definition_id(reading, name)}">'
+            f"{escape(', '.join(filter(None, (one['title'], one['detail']))))}"
+            f" <code>{escape(name)}</code></dt>\n<dd>{escape(one['definition'])} {_scale(one)}</dd></div>"
+            for name, one in reading.measures.items()
+        )
+        + "\n</dl>"
+    )
 
 
 def _scale(measure: Mapping[str, Any]) -> str:

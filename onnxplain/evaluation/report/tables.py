@@ -64,7 +64,7 @@ def ranking(reading: Reading) -> str:
 
 def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any]) -> str:
     better, worse = verdict["better_than_random"], verdict["worse_than_random"]
-    reason = doubt(verdict) if verdict["compared"] else "was not compared"
+    reason = doubt(reading, method)
     center = reading.standings(method, CENTER)
     rank = "–" if verdict["mean_rank"] is None else f"{verdict['mean_rank']:.1f}"
     cells = [
