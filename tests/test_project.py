@@ -35,6 +35,10 @@ ALLOWED: dict[str, set[str]] = {
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
+    "evaluation": {
+        *("runtime", "graphs", "demo", "contract", "outputs", "errors"),
+        *("onnx", "onnx_ir", "onnxruntime", "cv2", "PIL"),
+    },
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: on a phone and a desk, in light and dark, without network."""
+"""The report's page in a real browser: phone and desk, light and dark, without network."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ VISIBLE = 3.0  # contrast of what is drawn, such as a line of a chart
 
 # Contrast of every element that has text of its own: against the colours of what lies behind it.
 _CONTRASTS = """
+const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const known = new Map();
 const channels = (colour) => {
-  const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  context.fillStyle = colour;
-  context.fillRect(0, 0, 1, 1);
-  return [...context.getImageData(0, 0, 1, 1).data];
+  if (!known.has(colour)) {
+    context.clearRect(0, 0, 1, 1);
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    known.set(colour, [...context.getImageData(0, 0, 1, 1).data]);
+  }
+  return known.get(colour);
 };
 const luminance = (colour) => {
   const [r, g, b] = channels(colour).map((value) => {

@@ -11,7 +11,6 @@ from onnxplain.evaluation.report.reading import CENTER, RANDOM, SIGNS, Reading, 
 from onnxplain.evaluation.report.verdict import doubt
 
 __all__ = [
-    "ABSENT",
     "ARROWS",
     "definition_id",
     "measure_table",
@@ -20,7 +19,7 @@ __all__ = [
     "ranking",
 ]
 
-ABSENT = '<td class="absent">&ndash;<span class="unseen"> not measured</span></td>'
+_ABSENT = '<td class="absent">&ndash;<span class="unseen"> not measured</span></td>'
 ARROWS = {"lower": "↓", "higher": "↑", "none": ""}
 _AIMS = {"lower": "lower is better", "higher": "higher is better"}
 _SAYS: dict[Standing, str] = {
@@ -84,7 +83,7 @@ def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any
         _yes_or_no(reason is None),
         f'<td class="number">{rank}</td>',
         _tally(better, verdict["compared"] - better - worse, worse),
-        _tally(*(center.count(standing) for standing in SIGNS)) if center else ABSENT,
+        _tally(*(center.count(standing) for standing in SIGNS)) if center else _ABSENT,
         _yes_or_no(verdict["class_sensitive"]),
         _yes_or_no(verdict["weight_sensitive"]),
         f'<td class="reason">{escape(reason or "")}</td>',
@@ -95,7 +94,7 @@ def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any
 
 def _yes_or_no(value: bool | None) -> str:
     if value is None:
-        return ABSENT
+        return _ABSENT
     return '<td class="yes">✓ yes</td>' if value else '<td class="no">✗ no</td>'
 
 
@@ -162,7 +161,7 @@ def _detail(reading: Reading, measure: Mapping[str, Any], *, first: bool) -> str
 def _cell(reading: Reading, method: str, measure: str, best: Sequence[str]) -> str:
     value = reading.values.get((method, measure))
     if value is None:
-        return ABSENT
+        return '<td class="absent">&ndash;<small>not measured</small></td>'
     standing = reading.standing(method, measure, RANDOM)
     sign = ""
     if standing is not None:
