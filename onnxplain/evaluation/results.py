@@ -158,7 +158,8 @@ def summarise(
 
 def _described(measure: Measure) -> dict[str, Any]:
     shown = ("name", "group", "title", "detail", "better", "range", "headline", "definition")
-    return {name: value for name, value in asdict(measure).items() if name in shown}
+    fields = asdict(measure) | {"range": list(measure.range)}
+    return {name: fields[name] for name in shown}
 
 
 def _value(statistics: Statistics, method: str, measure: Measure) -> dict[str, Any]:

@@ -7,6 +7,7 @@ read), `verdict.py` (in words), `tables.py`, `charts.py` (curves) and `examples.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -47,4 +48,4 @@ def write_report(
     for name, text in files.items():
         # A file name that is not UTF-8 has lone surrogates, which show as \udcXX.
         content = text.encode("utf-8", "backslashreplace")
-        write_whole(Path(folder) / name, lambda file, content=content: file.write(content))
+        write_whole(Path(folder) / name, methodcaller("write", content))

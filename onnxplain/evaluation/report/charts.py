@@ -34,6 +34,7 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "onnxplain",
     "font.size": 10,
+    "text.parse_math": False,
     "text.color": _TEXT,
     "axes.labelcolor": _TEXT,
     "axes.edgecolor": _LINE,
@@ -139,7 +140,7 @@ def _key(reading: Reading, curve: Mapping[str, Any], look: Look) -> str:
         f'stroke-width="2"{dashes} style="stroke: var(--series-{look.series})"/></svg>'
     )
     shown = f"<span>{number(value['value'])}</span>" if value else ""
-    return f"<li>{sample}<code>{escape(method)}</code>{shown}</li>"
+    return f"<li>{sample}<b>{escape(method)}</b>{shown}</li>"
 
 
 def _svg(
@@ -150,9 +151,9 @@ def _svg(
             import matplotlib.style
             from matplotlib.backends.backend_svg import FigureCanvasSVG
             from matplotlib.figure import Figure
-        except ImportError as error:
+        except ModuleNotFoundError as missing:
             raise MissingDependencyError(
-                f"the report needs {error.name}; pip install onnxplain[evaluate]"
+                f"the report needs matplotlib ({missing}); pip install onnxplain[evaluate]"
             ) from None
         with matplotlib.style.context(["default", _STYLE]):
             figure = Figure(figsize=_SIZE, layout="constrained")

@@ -21,8 +21,8 @@ _LATEX = str.maketrans(
         "^": r"\textasciicircum{}",
         "↓": r"$\downarrow$",
         "↑": r"$\uparrow$",
-        "−": "$-$",
-        "–": "--",
+        "\N{MINUS SIGN}": "$-$",
+        "\N{EN DASH}": "--",
     }
 )
 

@@ -64,7 +64,8 @@ def _figure(method: str, example: Mapping[str, Any], picture: NDArray[np.uint8])
     label, sample = escape(str(example["label"])), escape(example["sample"])
     alternative = f"Map of {escape(method)} for {label} over {sample}"
     return f"""<figure><img src="{address}" width="{width}" height="{height}" alt="{alternative}">
-<figcaption><b>{number(example["value"])}</b> {label}<small>{sample}</small></figcaption></figure>"""
+<figcaption><b>{number(example["value"])}</b> {label}<small>{sample}</small></figcaption>
+</figure>"""
 
 
 def data_uri(picture: NDArray[np.uint8]) -> tuple[str, int, int]:

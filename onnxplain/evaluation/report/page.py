@@ -105,7 +105,7 @@ def _facts(results: Mapping[str, Any]) -> str:
     facts.append(f"{dataset['with_masks'] or 'none'} with masks")
     if dataset["accuracy"] is not None:
         facts.append(f"{dataset['accuracy']:.1%} classified rightly")
-    facts += [f"{model['classes']} classes", f"{height} × {width} pixels"]
+    facts += [f"{model['classes']} classes", f"{height} &times; {width} pixels"]
     if failed := len(results["failures"]):
         facts.append(f'<a href="#failures">{failed} failed</a>')
     return " · ".join(facts)
@@ -159,7 +159,8 @@ def _definitions(reading: Reading) -> str:
         + "\n".join(
             f'<div><dt id="{definition_id(reading, name)}">'
             f"{escape(', '.join(filter(None, (one['title'], one['detail']))))}"
-            f" <code>{escape(name)}</code></dt>\n<dd>{escape(one['definition'])} {_scale(one)}</dd></div>"
+            f" <code>{escape(name)}</code></dt>\n"
+            f"<dd>{escape(one['definition'])} {_scale(one)}</dd></div>"
             for name, one in reading.measures.items()
         )
         + "\n</dl>"
@@ -193,7 +194,7 @@ def _listing(heading: str, entries: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     if value is None:
-        return "–"
+        return "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)

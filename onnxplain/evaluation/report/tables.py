@@ -10,9 +10,16 @@ from typing import Any
 from onnxplain.evaluation.report.reading import CENTER, RANDOM, SIGNS, Reading, Standing
 from onnxplain.evaluation.report.verdict import doubt
 
-__all__ = ["ARROWS", "ABSENT", "definition_id", "measure_table", "number", "ranking", "scrolling"]
+__all__ = [
+    "ARROWS",
+    "definition_id",
+    "measure_table",
+    "method_name",
+    "number",
+    "ranking",
+]
 
-ABSENT = '<td class="absent">–<span class="unseen"> not measured</span></td>'
+_ABSENT = '<td class="absent">&ndash;<span class="unseen"> not measured</span></td>'
 ARROWS = {"lower": "↓", "higher": "↑", "none": ""}
 _AIMS = {"lower": "lower is better", "higher": "higher is better"}
 _SAYS: dict[Standing, str] = {
@@ -23,18 +30,23 @@ _SAYS: dict[Standing, str] = {
 
 
 def number(value: float | None) -> str:
-    """Three decimals with a true minus, and no minus before what rounds to 0."""
+    """Three decimals with a true minus, and no minus before what rounds to 0; None is a dash."""
     if value is None:
-        return "–"
+        return "\N{EN DASH}"
     text = f"{value:.3f}"
-    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
 def definition_id(reading: Reading, measure: str) -> str:
     return f"definition-{list(reading.measures).index(measure) + 1}"
 
 
-def scrolling(label: str, table: str) -> str:
+def method_name(method: str) -> str:
+    """As code that may be broken after each word."""
+    return f"<code>{escape(method).replace('_', '_<wbr>')}</code>"
+
+
+def _scrolling(label: str, table: str) -> str:
     """A table that scrolls by itself where the page is too narrow; with the keyboard too."""
     name = escape(label)
     return f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">\n{table}\n</div>'
@@ -59,30 +71,30 @@ def ranking(reading: Reading) -> str:
 {rows}
 </tbody>
 </table>"""
-    return scrolling("Ranking of methods", table)
+    return _scrolling("Ranking of methods", table)
 
 
 def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any]) -> str:
     better, worse = verdict["better_than_random"], verdict["worse_than_random"]
-    reason = doubt(verdict) if verdict["compared"] else "was not compared"
+    reason = doubt(reading, method)
     center = reading.standings(method, CENTER)
-    rank = "–" if verdict["mean_rank"] is None else f"{verdict['mean_rank']:.1f}"
+    rank = number(None) if verdict["mean_rank"] is None else f"{verdict['mean_rank']:.1f}"
     cells = [
         _yes_or_no(reason is None),
         f'<td class="number">{rank}</td>',
         _tally(better, verdict["compared"] - better - worse, worse),
-        _tally(*(center.count(standing) for standing in SIGNS)) if center else ABSENT,
+        _tally(*(center.count(standing) for standing in SIGNS)) if center else _ABSENT,
         _yes_or_no(verdict["class_sensitive"]),
         _yes_or_no(verdict["weight_sensitive"]),
         f'<td class="reason">{escape(reason or "")}</td>',
     ]
-    head = f'<th scope="row"><span class="place">{place}</span> <code>{escape(method)}</code></th>'
+    head = f'<th scope="row"><span class="place">{place}</span>{method_name(method)}</th>'
     return f"<tr>{head}{''.join(cells)}</tr>"
 
 
 def _yes_or_no(value: bool | None) -> str:
     if value is None:
-        return ABSENT
+        return _ABSENT
     return '<td class="yes">✓ yes</td>' if value else '<td class="no">✗ no</td>'
 
 
@@ -119,7 +131,7 @@ def measure_table(reading: Reading, measures: Sequence[Mapping[str, Any]], capti
     for method, about in reading.methods.items():
         cells = "".join(_cell(reading, method, one["name"], best[one["name"]]) for one in measures)
         kind = ' class="baseline"' if about["baseline"] else ""
-        rows.append(f'<tr{kind}><th scope="row"><code>{escape(method)}</code></th>{cells}</tr>')
+        rows.append(f'<tr{kind}><th scope="row">{method_name(method)}</th>{cells}</tr>')
     body = "\n".join(rows)
     table = f"""<table class="measures">
 <caption>{escape(caption)}</caption>
@@ -129,7 +141,7 @@ def measure_table(reading: Reading, measures: Sequence[Mapping[str, Any]], capti
 {body}
 </tbody>
 </table>"""
-    return scrolling(caption, table)
+    return _scrolling(caption, table)
 
 
 def _detail(reading: Reading, measure: Mapping[str, Any], *, first: bool) -> str:
@@ -139,7 +151,9 @@ def _detail(reading: Reading, measure: Mapping[str, Any], *, first: bool) -> str
     aim = ""
     if measure["better"] in _AIMS:
         sign, words = ARROWS[measure["better"]], _AIMS[measure["better"]]
-        aim = f' <span class="aim" title="{words}" role="img" aria-label="{words}">{sign}</span>'
+        aim = (
+            f'&nbsp;<span class="aim" title="{words}" role="img" aria-label="{words}">{sign}</span>'
+        )
     kind = ' class="first"' if first else ""
     return f'<th scope="col"{kind}><a href="{link}">{text}</a>{aim}</th>'
 
@@ -147,7 +161,7 @@ def _detail(reading: Reading, measure: Mapping[str, Any], *, first: bool) -> str
 def _cell(reading: Reading, method: str, measure: str, best: Sequence[str]) -> str:
     value = reading.values.get((method, measure))
     if value is None:
-        return ABSENT
+        return '<td class="absent">&ndash;<small>not measured</small></td>'
     standing = reading.standing(method, measure, RANDOM)
     sign = ""
     if standing is not None:

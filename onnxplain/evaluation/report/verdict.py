@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from html import escape
-from typing import Any
 
 from onnxplain.evaluation.report.reading import CENTER, Reading
 
@@ -12,81 +10,86 @@ __all__ = ["RULE", "doubt", "verdict"]
 
 RULE = (
     "A method is trusted here if it is better than random maps in more than half of the measures "
-    "it was compared in, worse in none, and if its map does not survive the loss of the model's "
-    "weights. Of those, the one with the best mean rank comes first."
+    "it was compared in and worse in none, is not more often worse than a blob in the centre than "
+    "better, and if its map does not survive the loss of the model's weights. Of those, the one "
+    "with the best mean rank comes first."
 )
 _FEW = 100  # pictures; with fewer, only large differences can be told from chance
 
 
-def doubt(verdict: Mapping[str, Any]) -> str | None:
+def doubt(reading: Reading, method: str) -> str | None:
     """Why a method is not trusted, to follow its name; None where it is."""
-    better, worse, compared = _counts(verdict)
+    better, worse, compared = _counts(reading, method)
+    center = reading.standings(method, CENTER)
+    lost = center.count("worse")
+    if compared == 0:
+        return "was not compared to random maps"
     if better == 0:
-        return "is in no measure better than a random map"
+        return "is better than random maps in no measure"
     if worse:
-        return f"is worse than a random map in {worse} of {compared} measures"
+        return f"is worse than random maps in {worse} of {compared} measures"
     if better * 2 <= compared:
-        return f"is better than a random map in only {better} of {compared} measures"
-    if verdict["weight_sensitive"] is False:
+        return f"is better than random maps in only {better} of {compared} measures"
+    if lost > center.count("better"):
+        return f"is worse than a blob in the centre in {lost} of {len(center)} measures"
+    if reading.verdicts[method]["weight_sensitive"] is False:
         return "hardly changes when the model's weights are replaced by noise"
     return None
 
 
 def verdict(reading: Reading) -> str:
-    """One or more paragraphs of HTML."""
-    verdicts = {name: one for name, one in reading.verdicts.items() if one["compared"]}
-    if not verdicts:
+    """One or two paragraphs of HTML."""
+    compared = [name for name in reading.verdicts if _counts(reading, name)[2]]
+    if not compared:
         return "<p>No measure was taken that tells which method to trust.</p>"
-    trusted = [name for name, one in verdicts.items() if doubt(one) is None]
-    useless = [name for name, one in verdicts.items() if one["better_than_random"] == 0]
-    first, *quiet = _first(verdicts, trusted, useless)
-    if len(useless) < len(verdicts):
-        quiet += _center(reading, trusted[0] if trusted else next(iter(verdicts)))
-    if 0 < len(useless) < len(verdicts):
-        quiet.append(f"Not better than random in any measure: {_names(useless)}.")
+    trusted = [name for name in compared if doubt(reading, name) is None]
+    useless = [name for name in compared if _counts(reading, name)[0] == 0]
+    if trusted:
+        lead = _praise(reading, compared, trusted)
+    elif len(useless) == len(compared):
+        whom = f"{_name(compared[0])} is" if len(compared) == 1 else "No method is"
+        lead = (
+            f"{whom} better than random maps in any measure: trust none for this model and these "
+            "pictures."
+        )
+    else:
+        best = compared[0]
+        better, _, of = _counts(reading, best)
+        lead = (
+            f"No method can be trusted. {_name(best)} comes closest: it is better than random maps "
+            f"in {better} of {of} measures, but it {doubt(reading, best)}."
+        )
+    quiet = []
+    if len(useless) < len(compared):
+        quiet += _center(reading, (trusted or compared)[0])
+        if useless:
+            quiet.append(
+                f"Better than random maps in no measure: {', '.join(map(_name, useless))}."
+            )
     evaluated = reading.results["dataset"]["evaluated"]
     if evaluated < _FEW:
         pictures = "picture" if evaluated == 1 else "pictures"
         quiet.append(f"With {evaluated} {pictures}, only large differences show.")
     rest = f'\n<p class="quiet">{" ".join(quiet)}</p>' if quiet else ""
-    return f'<p class="lead">{first}</p>{rest}'
+    return f'<p class="lead">{lead}</p>{rest}'
 
 
-def _first(
-    verdicts: dict[str, Mapping[str, Any]], trusted: list[str], useless: list[str]
-) -> list[str]:
-    top = next(iter(verdicts))
-    if not trusted and len(useless) == len(verdicts):
-        whom = f"{_name(top)} is" if len(verdicts) == 1 else "No method is"
-        neither = "" if len(verdicts) == 1 else " any of them"
-        return [
-            f"{whom} better than a random map in any measure: do not trust{neither or ' it'} "
-            "for this model and these pictures."
-        ]
-    if not trusted:
-        better, _, compared = _counts(verdicts[top])
-        if len(verdicts) == 1:
-            return [f"Do not rely on {_name(top)} here: it {doubt(verdicts[top])}."]
-        return [
-            f"No method can be trusted throughout. {_name(top)} comes closest, better than a "
-            f"random map in {better} of {compared} measures, but it {doubt(verdicts[top])}."
-        ]
+def _praise(reading: Reading, compared: list[str], trusted: list[str]) -> str:
     chosen = trusted[0]
-    better, _, compared = _counts(verdicts[chosen])
-    only = " (the only method evaluated)" if len(verdicts) == 1 else " first"
+    better, _, of = _counts(reading, chosen)
     sentences = [
-        f"Trust {_name(chosen)}{only}: better than a random map in {better} of {compared} "
-        "measures, worse in none."
+        f"Trust {_name(chosen)}{' first' if len(compared) > 1 else ''}: better than random maps in "
+        f"{better} of {of} measures, worse in none."
     ]
     sentences += [
-        f"{_name(name)} ranks higher, but {doubt(one)}."
-        for name, one in list(verdicts.items())[: list(verdicts).index(chosen)]
+        f"{_name(name)} ranks higher, but {doubt(reading, name)}."
+        for name in compared[: compared.index(chosen)]
     ]
-    if verdicts[chosen]["class_sensitive"] is False:
-        telling = [name for name in trusted if verdicts[name]["class_sensitive"]]
-        other = f" {_name(telling[0])} is the best that does." if telling else ""
-        sentences.append(f"It does not tell one class of a picture from another.{other}")
-    return sentences
+    if reading.verdicts[chosen]["class_sensitive"] is False:
+        sentences.append("It does not tell one class of a picture from another.")
+        telling = [name for name in trusted if reading.verdicts[name]["class_sensitive"]]
+        sentences += [f"{_name(name)} is the best that does." for name in telling[:1]]
+    return " ".join(sentences)
 
 
 def _center(reading: Reading, method: str) -> list[str]:
@@ -94,24 +97,17 @@ def _center(reading: Reading, method: str) -> list[str]:
     if not standings:
         return []
     better, worse = standings.count("better"), standings.count("worse")
-    against = "Against a fixed blob in the middle of the picture"
-    if better == 0:
-        return [
-            f"{against}, which knows nothing of the model, {_name(method)} is better in no measure."
-        ]
     return [
-        f"{against}, {_name(method)} is better in {better} of {len(standings)} measures and worse "
-        f"in {worse or 'none'}."
+        f"Against a fixed blob in the middle of the picture, {_name(method)} is better in "
+        f"{better or 'none'} of {len(standings)} measures and worse in {worse or 'none'}."
     ]
 
 
-def _counts(verdict: Mapping[str, Any]) -> tuple[int, int, int]:
+def _counts(reading: Reading, method: str) -> tuple[int, int, int]:
+    """Measures in which it is better and worse than random maps, and of how many."""
+    verdict = reading.verdicts[method]
     return verdict["better_than_random"], verdict["worse_than_random"], verdict["compared"]
 
 
 def _name(method: str) -> str:
     return f"<code>{escape(method)}</code>"
-
-
-def _names(methods: Iterable[str]) -> str:
-    return ", ".join(map(_name, methods))
