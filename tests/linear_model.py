@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +19,7 @@ CLASSES = ("bright", "dark")
 
 
 def linear_contract(size: tuple[int, int], grid: tuple[int, int]) -> Contract:
-    methods = {name: (map_name(name),) for name in ("attnlrp", "lrp")}
+    methods: dict[str, tuple[str, ...]] = {n: (map_name(n),) for n in ("attnlrp", "lrp")}
     return Contract(
         input=ImageInput(size=size, mean=(0, 0, 0), std=(1, 1, 1)),
         tokens=Tokens(prefix=(), grid=grid),
@@ -42,7 +43,7 @@ def write_linear_model(
     """
     height, width = weights.shape
     contract = linear_contract((height, width), grid)
-    constants = {
+    constants: dict[str, NDArray[Any]] = {
         "weights": weights[None].astype(np.float32),
         "threshold": np.array([[threshold]], np.float32),
         "largest": np.array(weights.max(), np.float32),

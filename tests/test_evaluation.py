@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -316,8 +317,8 @@ def test_a_killed_run_goes_on_where_it_was(
 
 
 def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> None:
-    def small(**changes: object) -> ox.Evaluation:
-        options = {"methods": ["rollout"], "measures": ["localisation"], "limit": 2}
+    def small(**changes: Any) -> ox.Evaluation:
+        options: dict[str, Any] = {"methods": ["rollout"], "measures": ["localisation"], "limit": 2}
         return ox.evaluate(garments, "garments", tmp_path, device="cpu", **{**options, **changes})
 
     first = small()
@@ -358,9 +359,9 @@ def test_two_runs_do_not_write_in_one_folder(garments: Path, tmp_path: Path) -> 
         ({"image_size": 32}, "this file is made for 64x64"),
     ],
 )
-def test_wrong_arguments(garments: Path, options: dict[str, object], message: str) -> None:
+def test_wrong_arguments(garments: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ox.evaluate(garments, "garments", **options)  # type: ignore[arg-type]
+        ox.evaluate(garments, "garments", **options)
 
 
 class TestFolder:
