@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -85,6 +85,7 @@ def test_a_ramp_is_restored_in_a_hole_away_from_the_border() -> None:
     np.testing.assert_allclose(linear(holed, removed), pixels, rtol=0, atol=ROUNDED)
 
 
+@settings(deadline=None)
 @given(
     rows=st.integers(1, 12),
     columns=st.integers(1, 12),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -70,6 +70,7 @@ def test_of_equal_values_the_first_counted_one_is_pointed_at() -> None:
     assert pointing_game(heatmap, np.array([[1, -1], [1, 0]], np.int8))
 
 
+@settings(deadline=None)
 @given(masks.filter(lambda mask: {0, 1} <= set(mask.ravel())))
 def test_a_perfect_map_is_the_best_and_its_inverse_the_worst(mask: Mask) -> None:
     perfect = (mask == 1).astype(np.float32)
@@ -86,6 +87,7 @@ def test_a_perfect_map_is_the_best_and_its_inverse_the_worst(mask: Mask) -> None
     assert not pointing_game(1 - perfect, mask)
 
 
+@settings(deadline=None)
 @given(masks, st.floats(0, 1, width=32))
 def test_a_constant_map(mask: Mask, value: float) -> None:
     heatmap = np.full(mask.shape, value, np.float32)
@@ -104,6 +106,7 @@ def test_a_constant_map(mask: Mask, value: float) -> None:
     assert pointing_game(heatmap, mask) == (value > 0 and first.tolist() == [1])
 
 
+@settings(deadline=None)
 @given(heatmaps, masks)
 def test_ranges_and_the_measures_of_scikit_learn(heatmap: Heatmap, mask: Mask) -> None:
     found = segmentation(heatmap, mask)
@@ -124,6 +127,7 @@ def test_ranges_and_the_measures_of_scikit_learn(heatmap: Heatmap, mask: Mask) -
         assert (intersection / union if union else 0) == pytest.approx(iou, abs=SAME)
 
 
+@settings(deadline=None)
 @given(heatmaps, masks)
 def test_what_is_not_counted_makes_no_difference(heatmap: Heatmap, mask: Mask) -> None:
     other = np.where(mask >= 0, heatmap, 1 - heatmap)

@@ -21,8 +21,8 @@ _NEIGHBOURS = np.array(
 # The neighbours that come later in reading order: (rows down, columns right, weight).
 _LATER = ((0, 1, _DIRECT), (1, -1, _DIAGONAL), (1, 0, _DIRECT), (1, 1, _DIAGONAL))
 
-# More threads gain nothing on blocks this small, and where cores are shared they took 25 times as
-# long.
+# More threads gain nothing on blocks this small, and where cores are shared they took 20 to 30
+# times as long.
 _BLAS = ThreadpoolController()
 
 
