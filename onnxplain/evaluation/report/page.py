@@ -147,7 +147,8 @@ def _failures(failures: Sequence[Mapping[str, str]]) -> str:
     if not failures:
         return ""
     items = "\n".join(
-        f"<li><b>{escape(one['name'])}</b> {escape(one['error'])}</li>" for one in failures
+        f"<li><b><bdi>{escape(one['name'])}</bdi></b> {escape(one['error'])}</li>"
+        for one in failures
     )
     state = "" if len(failures) > _MANY_FAILURES else " open"
     return (
