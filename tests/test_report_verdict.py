@@ -56,7 +56,7 @@ def test_verdict_does_not_trust_what_a_blob_in_the_centre_beats() -> None:
             value["versus"]["center_gaussian"] |= {"low": sign * 0.1, "high": sign * 0.1}
     text = words(results)
     assert text.startswith("Trust generic_attention first")
-    assert "transformer_attribution ranks higher, but is worse than a blob in the centre" in text
+    assert "transformer_attribution ranks higher, but loses to a blob in the centre" in text
 
 
 def test_verdict_of_few_pictures_and_of_nothing() -> None:

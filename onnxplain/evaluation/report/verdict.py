@@ -31,7 +31,7 @@ def doubt(reading: Reading, method: str) -> str | None:
     if better * 2 <= compared:
         return f"is better than random maps in only {better} of {compared} measures"
     if lost > center.count("better"):
-        return f"is worse than a blob in the centre in {lost} of {len(center)} measures"
+        return f"loses to a blob in the centre in {lost} of {len(center)} measures"
     if reading.verdicts[method]["weight_sensitive"] is False:
         return "hardly changes when the model's weights are replaced by noise"
     return None
