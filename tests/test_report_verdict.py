@@ -38,9 +38,9 @@ def test_verdict_is_honest_where_nothing_beats_random() -> None:
         "No method is better than random maps in any measure: trust none for this model and these "
         "pictures."
     )
-    results["verdicts"][0] |= {"better_than_random": 6, "worse_than_random": 2}
+    results["verdicts"][1] |= {"better_than_random": 6, "worse_than_random": 2}
     assert words(results).startswith(
-        "No method can be trusted. transformer_attribution comes closest: it is better than random "
+        "No method can be trusted. generic_attention comes closest: it is better than random "
         "maps in 6 of 8 measures, but it is worse than random maps in 2 of 8 measures."
     )
 
@@ -73,6 +73,11 @@ def test_verdict_of_few_pictures_and_of_nothing() -> None:
             "weight_sensitive": None,
         }
     ]
+    results["verdicts"][0]["better_than_random"] = 0
+    assert words(results).startswith(
+        "Do not trust rollout here: it is better than random maps in no measure."
+    )
+    results["verdicts"][0]["better_than_random"] = 1
     assert words(results) == (
         "Trust rollout: better than random maps in 1 of 1 measures, worse in none.\n"
         "With 12 pictures, only large differences show."
