@@ -42,8 +42,8 @@ APART = 20.0  # distance in CIE L*a*b*, where 2 is just seen side by side
 
 def palettes() -> list[NDArray[np.float32]]:
     """Linear RGB of the lines' colours, [6, 3], in light and in dark."""
-    style = files("onnxplain.evaluation.report").joinpath("style.css").read_text(encoding="utf-8")
-    found = re.findall(r"--series-(\d): #(\w{6});", style)
+    style = files("onnxplain.evaluation.report").joinpath("style", "page.css")
+    found = re.findall(r"--series-(\d): #(\w{6});", style.read_text(encoding="utf-8"))
     assert [int(index) for index, _ in found] == [*range(6), *range(6)]
     share = np.array([list(bytes.fromhex(code)) for _, code in found], np.float32) / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)

@@ -1,6 +1,6 @@
 """The results of an evaluation as a page, as JSON and as CSV.
 
-`page.html` and `style.css` are the page; `page.py` fills it from `reading.py` (how the results are
+`page.html` and `style/` are the page; `page.py` fills it from `reading.py` (how the results are
 read), `verdict.py` (in words), `tables.py`, `charts.py` (curves) and `examples.py` (pictures).
 """
 

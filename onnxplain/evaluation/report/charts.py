@@ -22,7 +22,7 @@ __all__ = ["Look", "chart", "looks", "quiet_matplotlib"]
 
 # Drawn in these colours, which nothing else has, and then given those of the page.
 _TEXT, _LINE = "#fe0001", "#fe0002"
-_HUES = 5  # of style.css: told apart with any kind of colour vision, and on both backgrounds
+_HUES = 5  # of style/page.css: told apart with any kind of colour vision, and on both backgrounds
 _SERIES = [f"#fe01{index:02x}" for index in range(_HUES + 1)]  # the last one is grey
 _CSS = {_TEXT: "currentColor", _LINE: "var(--line)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES)

@@ -48,6 +48,7 @@ _GROUPS = {
         False,
     ),
 }
+_STYLES = ("page.css", "tables.css", "figures.css", "media.css")  # the last overrides
 _MANY_FAILURES = 10  # more are folded away
 
 
@@ -75,7 +76,9 @@ def page(results: Mapping[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> s
     present = {name: both for name, both in sections.items() if both[1]}
     links = [f'<a href="#{name}">{heading}</a>' for name, (heading, _) in present.items()]
     return Template(here.joinpath("page.html").read_text(encoding="utf-8")).substitute(
-        style=here.joinpath("style.css").read_text(encoding="utf-8"),
+        style="\n".join(
+            here.joinpath("style", name).read_text(encoding="utf-8") for name in _STYLES
+        ),
         model=escape(results["model"]["name"]),
         dataset=escape(results["dataset"]["name"]),
         facts=_facts(results),
@@ -144,7 +147,8 @@ def _failures(failures: Sequence[Mapping[str, str]]) -> str:
     if not failures:
         return ""
     items = "\n".join(
-        f"<li><b>{escape(one['name'])}</b> {escape(one['error'])}</li>" for one in failures
+        f"<li><b><bdi>{escape(one['name'])}</bdi></b> {escape(one['error'])}</li>"
+        for one in failures
     )
     state = "" if len(failures) > _MANY_FAILURES else " open"
     return (

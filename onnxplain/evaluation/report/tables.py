@@ -165,9 +165,12 @@ def _cell(reading: Reading, method: str, measure: str, best: Sequence[str]) -> s
     standing = reading.standing(method, measure, RANDOM)
     sign = ""
     if standing is not None:
-        says = _SAYS[standing]
-        sign = f'<span class="sign" role="img" aria-label="{says}" title="{says}">'
-        sign += f"{SIGNS[standing]}</span> "
+        says, versus = _SAYS[standing], value["versus"][RANDOM]
+        difference, low, high = (number(versus[name]) for name in ("difference", "low", "high"))
+        sign = (
+            f'<span class="sign" role="img" aria-label="{says}" '
+            f'title="{says}: {difference} ({low} to {high})">{SIGNS[standing]}</span> '
+        )
     shown = number(value["value"])
     if method in best:
         shown = f"<strong>{shown}</strong>"

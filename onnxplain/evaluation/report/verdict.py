@@ -31,7 +31,7 @@ def doubt(reading: Reading, method: str) -> str | None:
     if better * 2 <= compared:
         return f"is better than random maps in only {better} of {compared} measures"
     if lost > center.count("better"):
-        return f"is worse than a blob in the centre in {lost} of {len(center)} measures"
+        return f"loses to a blob in the centre in {lost} of {len(center)} measures"
     if reading.verdicts[method]["weight_sensitive"] is False:
         return "hardly changes when the model's weights are replaced by noise"
     return None
@@ -44,16 +44,17 @@ def verdict(reading: Reading) -> str:
         return "<p>No measure was taken that tells which method to trust.</p>"
     trusted = [name for name in compared if doubt(reading, name) is None]
     useless = [name for name in compared if _counts(reading, name)[0] == 0]
+    best = next((name for name in (*trusted, *compared) if name not in useless), compared[0])
     if trusted:
         lead = _praise(reading, compared, trusted)
+    elif len(compared) == 1:
+        lead = f"Do not trust {_name(best)} here: it {doubt(reading, best)}."
     elif len(useless) == len(compared):
-        whom = f"{_name(compared[0])} is" if len(compared) == 1 else "No method is"
         lead = (
-            f"{whom} better than random maps in any measure: trust none for this model and these "
-            "pictures."
+            "No method is better than random maps in any measure: trust none for this model and "
+            "these pictures."
         )
     else:
-        best = compared[0]
         better, _, of = _counts(reading, best)
         lead = (
             f"No method can be trusted. {_name(best)} comes closest: it is better than random maps "
@@ -61,7 +62,7 @@ def verdict(reading: Reading) -> str:
         )
     quiet = []
     if len(useless) < len(compared):
-        quiet += _center(reading, (trusted or compared)[0])
+        quiet += _center(reading, best)
         if useless:
             quiet.append(
                 f"Better than random maps in no measure: {', '.join(map(_name, useless))}."
