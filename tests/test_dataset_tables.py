@@ -16,7 +16,7 @@ from PIL import Image
 
 from onnxplain.errors import InputError
 from onnxplain.evaluation.datasets import Dataset, open_dataset
-from onnxplain.evaluation.samples import MaskFile
+from onnxplain.evaluation.datasets.samples import MaskFile
 
 TABBY, EGYPTIAN_CAT, ESPRESSO = range(3)
 

@@ -18,8 +18,8 @@ from onnxplain.contract import Contract
 from onnxplain.demo.scenes import LABELS, garment_scenes, two_garment_scenes
 from onnxplain.errors import ImageError, InputError
 from onnxplain.evaluation.datasets import Dataset, open_dataset
-from onnxplain.evaluation.masks import read_masks
-from onnxplain.evaluation.samples import MaskFile, Sample
+from onnxplain.evaluation.datasets.masks import read_masks
+from onnxplain.evaluation.datasets.samples import MaskFile, Sample
 from onnxplain.runtime.preprocessing import prepare_picture
 
 TABBY, EGYPTIAN_CAT, ESPRESSO = range(3)  # of the toy model

@@ -14,8 +14,8 @@ from PIL import Image
 
 from onnxplain.contract import ImageInput
 from onnxplain.errors import ImageError
-from onnxplain.evaluation.masks import mask_values, read_masks
-from onnxplain.evaluation.samples import MaskFile, Object, Sample
+from onnxplain.evaluation.datasets.masks import mask_values, read_masks
+from onnxplain.evaluation.datasets.samples import MaskFile, Object, Sample
 from onnxplain.runtime.preprocessing import Picture, prepare_picture, preprocess
 
 PLAIN: dict[str, Any] = {"mean": (0, 0, 0), "std": (1, 1, 1)}

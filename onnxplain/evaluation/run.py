@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxplain.errors import InputError, OnnxplainError
-from onnxplain.evaluation.datasets import Dataset, Sample, open_dataset
+from onnxplain.evaluation.datasets import Dataset, Sample, open_dataset, read_masks
 from onnxplain.evaluation.examples import draw_examples
-from onnxplain.evaluation.masks import read_masks
 from onnxplain.evaluation.measures import BASELINES, FILLS, GROUPS, measures_of
 from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report

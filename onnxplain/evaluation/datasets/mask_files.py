@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from onnxplain.errors import ImageError, InputError
-from onnxplain.evaluation.class_names import ClassNames, read_mask_labels
-from onnxplain.evaluation.files import files_below
-from onnxplain.evaluation.masks import mask_values
-from onnxplain.evaluation.samples import MaskFile, Object, Sample
+from onnxplain.evaluation.datasets.class_names import ClassNames, read_mask_labels
+from onnxplain.evaluation.datasets.files import files_below
+from onnxplain.evaluation.datasets.masks import mask_values
+from onnxplain.evaluation.datasets.samples import MaskFile, Object, Sample
 
 __all__ = ["MASK_SUFFIXES", "MaskFiles"]
 

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from onnxplain.contract import Contract
 from onnxplain.demo.scenes import LABELS, garment_scenes, two_garment_scenes
 from onnxplain.errors import InputError
-from onnxplain.evaluation.class_names import ClassNames
-from onnxplain.evaluation.files import files_below
-from onnxplain.evaluation.mask_files import MASK_SUFFIXES, MaskFiles
-from onnxplain.evaluation.samples import MaskFile, Object, Sample
-from onnxplain.evaluation.table import read_table
+from onnxplain.evaluation.datasets.class_names import ClassNames
+from onnxplain.evaluation.datasets.files import files_below
+from onnxplain.evaluation.datasets.mask_files import MASK_SUFFIXES, MaskFiles
+from onnxplain.evaluation.datasets.samples import MaskFile, Object, Sample
+from onnxplain.evaluation.datasets.table import read_table
 from onnxplain.inputs import PICTURE_SUFFIXES
 
-__all__ = ["BUNDLED", "Dataset", "Object", "Sample", "open_dataset"]
+__all__ = ["BUNDLED", "Dataset", "open_dataset"]
 
 BUNDLED = ("garments", "garments-pairs")
 """Names of the bundled sets: scenes of one garment, and of two that do not look alike."""

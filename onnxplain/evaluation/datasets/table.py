@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from onnxplain.errors import InputError
-from onnxplain.evaluation.class_names import ClassNames
-from onnxplain.evaluation.files import read_text
-from onnxplain.evaluation.mask_files import MASK_SUFFIXES, MaskFiles
-from onnxplain.evaluation.samples import Object, Sample
+from onnxplain.evaluation.datasets.class_names import ClassNames
+from onnxplain.evaluation.datasets.files import read_text
+from onnxplain.evaluation.datasets.mask_files import MASK_SUFFIXES, MaskFiles
+from onnxplain.evaluation.datasets.samples import Object, Sample
 
 __all__ = ["read_table"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError
-from onnxplain.evaluation.files import read_text
+from onnxplain.evaluation.datasets.files import read_text
 from onnxplain.runtime.targets import class_index
 
 __all__ = ["ClassNames", "read_mask_labels"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from onnxplain.errors import ImageError
-from onnxplain.evaluation.samples import MaskFile, Sample
+from onnxplain.evaluation.datasets.samples import MaskFile, Sample
 from onnxplain.runtime.preprocessing import Geometry, Picture
 
 __all__ = ["VOID", "mask_values", "read_masks"]
