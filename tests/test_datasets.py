@@ -327,7 +327,8 @@ def test_a_limit_draws_pictures_and_keeps_their_order(limit: int, seed: int) -> 
     every = [f"{number:02}.png" for number in range(20)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "onnxplain.evaluation.datasets.files_below", lambda *_: [Path(name) for name in every]
+            "onnxplain.evaluation.datasets.opening.files_below",
+            lambda *_: [Path(name) for name in every],
         )
         found = list(labels(opened(source, limit=limit, seed=seed)))
         more = list(labels(opened(source, limit=limit + 1, seed=seed)))
