@@ -285,7 +285,6 @@ _CLASS_SENSITIVITY = Measure(
     title="same map for another class",
     better="lower",
     range=(-1, 1),
-    headline=True,
     definition="Rank correlation (Spearman) of the maps of the two likeliest classes, mean over "
     "the pictures. 1: the map does not depend on the class. Two blank maps count as 1, one as 0.",
 )
@@ -301,7 +300,6 @@ def _randomisation(levels: Sequence[str]) -> list[Measure]:
             title="same map from random weights",
             better="lower",
             range=(-1, 1),
-            headline=True,
             definition="Weights are replaced from the output to the input (each tensor's values "
             "permuted at random). Rank correlation (Spearman) of the map with that of the trained "
             "model for the same class, mean over the pictures; the number is that of all weights "
