@@ -28,17 +28,18 @@ CENTER_GAUSSIAN = "center_gaussian"
 BASELINES = (RANDOM, CENTER_GAUSSIAN)
 
 GROUPS = ("perturbation", "insertion_deletion", "localisation", "sanity")
-FILLS = ("zero", "mean", "blur", "road")
 TENTHS = tuple(range(10))
 """Tenths of the pixels that are removed, from none to 90 %."""
 
-_FILLED = {
+FILLS = {
     "zero": "set to 0 before normalisation (black)",
     "mean": "set to the picture's own mean of each channel",
     "blur": "taken from a blurred picture (Gaussian, standard deviation a sixteenth of the shorter "
     "side)",
     "road": "imputed (ROAD: each the weighted mean of its eight neighbours, and noise)",
 }
+"""What becomes of pixels that are removed."""
+
 _ASKED = {
     "predicted": (
         "The map is of the predicted class; the prediction counts as right where it is one of the "
@@ -122,7 +123,7 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
     points, x_title = len(TENTHS), "share of pixels removed"
     how = (
         f"The floor(k HW / 10) pixels with the highest values of the heatmap, k = 0..9, are "
-        f"{_FILLED[fill]}. "
+        f"{FILLS[fill]}. "
     )
     ties = " Pixels of equal value go in the order of the random map."
     detail = f"{fill}, {asked} class"
