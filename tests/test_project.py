@@ -22,6 +22,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LONGEST_FILE = 420
 
 EXPORT_PACKAGES = {"onnx", "onnx_ir", "onnxruntime", "safetensors", "timm", "torch"}
+EVALUATION_PACKAGES = {"PIL", "cv2", "matplotlib", "onnxruntime", "scipy", "sklearn"}
 PUBLIC = {"contract", "errors", "runtime", "graphs", "evaluation", "export", "verification"}
 CLI_PARTS = {"console", "inputs", "inspection", "making", "options", "panel", "reporting"}
 
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "differences": {"runtime", "outputs"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
-    "evaluation": {"inputs", "runtime", "graphs", "demo", *SHARED, "onnxruntime", "cv2", "PIL"},
+    "evaluation": {"inputs", "runtime", "graphs", "demo", *SHARED, *EVALUATION_PACKAGES},
     "inspection": {"contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},
@@ -51,11 +52,14 @@ ALLOWED: dict[str, set[str]] = {
 HEAVY = {
     "PIL",
     "cv2",
+    "matplotlib",
     "onnx",
     "onnx_ir",
     "onnxruntime",
     "onnxscript",
     "safetensors",
+    "scipy",
+    "sklearn",
     "timm",
     "torch",
 }
@@ -170,12 +174,26 @@ def test_runtime_works_where_torch_and_onnx_cannot_be_imported(module: str) -> N
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_graphs_work_where_torch_cannot_be_imported() -> None:
+@pytest.mark.parametrize("module", ["onnxplain.graphs", "onnxplain.evaluation"])
+def test_graphs_work_where_torch_cannot_be_imported(module: str) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'timm', 'onnxscript']));"
-        "import onnxplain.graphs"
+        f"import {module}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "scipy", "sklearn"])
+def test_evaluation_says_what_it_lacks(package: str) -> None:
+    code = (
+        "import importlib.util as u; find = u.find_spec;"
+        f"u.find_spec = lambda name, *more: None if name == {package!r} else find(name, *more);"
+        "import onnxplain; onnxplain.evaluate"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert f"{package} is not installed; pip install onnxplain[evaluate]" in last
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ FILLS = {
     "mean": "set to the picture's own mean of each channel",
     "blur": "taken from a blurred picture (Gaussian, standard deviation a sixteenth of the shorter "
     "side)",
-    "road": "imputed (ROAD: each the weighted mean of its eight neighbours, and noise)",
+    "road": "imputed (ROAD, Rong et al., ICML 2022: each is the mean of its eight neighbours, "
+    "direct ones with weight 1/6, diagonal ones 1/12, all at once by linear equations; then "
+    "Gaussian noise of standard deviation 0.01 in pixels of 0..1)",
 }
 """What becomes of pixels that are removed."""
 
@@ -87,7 +89,7 @@ class Measure:
 
 
 def measures_of(
-    groups: Collection[str], fills: Sequence[str], steps: int, levels: Sequence[str]
+    groups: Collection[str], fills: Collection[str], steps: int, levels: Sequence[str]
 ) -> tuple[Measure, ...]:
     """The measures of an evaluation, in the order of the report.
 
@@ -177,7 +179,7 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
 def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
     order = (
         "in the order of their values in the map (of a map of pixels, the mean of its positive "
-        f"part), in {steps} steps of (about) equal number"
+        f"part), floor(k P / {steps}) of the P patches by step k"
     )
     area = (
         f"Area under the probability (softmax) of {_CLASS[asked]} over the share of patches, "
@@ -216,8 +218,8 @@ def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
 
 
 _AT_MEAN = (
-    "The heatmap of the label (without one: of the predicted class) above its mean is taken for "
-    "the object, the rest for background. "
+    "What lies above the mean of the heatmap of the label (without one: of the predicted class) is "
+    "taken for the object, the rest for background. "
 )
 _LOCALISATION = [
     Measure(

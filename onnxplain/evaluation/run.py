@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -346,7 +346,7 @@ def _spread(count: int, chosen: int) -> list[int]:
     return [i * count // chosen for i in range(chosen)] if chosen else []
 
 
-def _chosen(what: str, given: Iterable[str] | None, known: Sequence[str]) -> list[str]:
+def _chosen(what: str, given: Iterable[str] | None, known: Collection[str]) -> list[str]:
     if isinstance(given, str):
         raise InputError(f"{what} {given!r}; expected a list of names")
     names = list(known if given is None else dict.fromkeys(given))
