@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,11 @@ _SIDE = 320  # pixels of the longer side
 
 
 def draw_examples(
-    explainer: Explainer, data: Dataset, measured: Measured, methods: Sequence[str]
+    explainer: Explainer,
+    data: Dataset,
+    measured: Measured,
+    methods: Sequence[str],
+    tell: Callable[[str, int, int], None],
 ) -> tuple[list[dict[str, Any]], list[NDArray[np.uint8]]]:
     """The best and the worst pictures of each method by one measure, for the predicted class.
 
@@ -31,6 +35,7 @@ def draw_examples(
         data: Where they come from.
         measured: What was measured of them.
         methods: Names.
+        tell: Told what is going on, how much of it is done, and of how much.
 
     Returns:
         Which they are, and the maps over the pictures, uint8 RGB; no examples where no measure of
@@ -45,10 +50,15 @@ def draw_examples(
             wanted[number].append((method, rank, value))
     examples: list[dict[str, Any]] = []
     pictures: list[NDArray[np.uint8]] = []
+    done = 0
     for number, sample in enumerate(data):
-        asked = wanted.get(number, [])
+        if number not in wanted:
+            continue
+        asked = wanted[number]
+        tell("drawing examples", done, len(wanted))
+        done += 1
         names = list(dict.fromkeys(method for method, _, _ in asked))
-        for one in explainer.explain_each(sample.image, methods=names) if names else ():
+        for one in explainer.explain_each(sample.image, methods=names):
             drawn = Image.fromarray(one.overlay()[0])
             drawn.thumbnail((_SIDE, _SIDE))
             for method, rank, value in asked:
