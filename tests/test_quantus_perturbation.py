@@ -1,0 +1,215 @@
+"""Perturbation and deletion are Quantus' pixel flipping and region perturbation on the same maps.
+
+Insertion has no counterpart there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.integrate import trapezoid
+
+import onnxplain as ox
+from onnxplain.contract import ImageInput
+from onnxplain.evaluation.baselines import random_map, seed_of
+from onnxplain.evaluation.measures import TENTHS
+from onnxplain.evaluation.perturbation import (
+    area,
+    deleted,
+    patch_of_pixel,
+    patch_values,
+    perturbed,
+    ranks_from_highest,
+)
+from onnxplain.runtime.explanation import upsample
+
+torch: Any = pytest.importorskip("torch")
+quantus: Any = pytest.importorskip("quantus", reason="quantus is not installed (see the Makefile)")
+
+PICTURES, SIZE, CLASSES = 16, (12, 10), 4
+PIXELS = SIZE[0] * SIZE[1]
+PATCH, GRID = 2, (6, 5)
+PATCHES = patch_of_pixel(SIZE, GRID, SIZE)
+SPEC = ImageInput(size=SIZE, mean=(0, 0, 0), std=(1, 1, 1))  # so that black is 0
+
+FLOAT32 = 1e-6  # probabilities of float32 logits, in batches of another size
+
+# Maps as they are: Quantus would divide them by the largest value of the batch.
+PLAIN = {"abs": False, "normalise": False, "disable_warnings": True}
+
+Floats = NDArray[Any]
+
+
+class Top1(torch.nn.Module):  # type: ignore[misc]
+    """1 for the likeliest class and 0 for the others: Quantus follows only what a model returns."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Any) -> Any:
+        logits = self.model(pixels)
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).double()
+
+
+def flipped(model: Any, pixels: Floats, labels: Floats, maps: Floats, softmax: bool) -> Floats:
+    """Pixel flipping from the highest value on, after each tenth of the pixels: [pictures, 10].
+
+    It counts values, three a pixel, and its steps must divide the number of pixels: it takes a
+    thirtieth of the pixels a step. Its order of equal values is not defined, so all must differ.
+    """
+    count = maps[0].size
+    assert all(len(np.unique(one)) == count for one in maps)
+    metric = quantus.PixelFlipping(
+        features_in_step=3 * (count // 30), perturb_baseline=0.0, **PLAIN
+    )
+    curves = metric(
+        model, pixels, labels, maps[:, None], channel_first=True, softmax=softmax, batch_size=100
+    )
+    return np.array(curves)[:, 2::3]
+
+
+def drops(model: Any, pixels: Floats, labels: Floats, maps: Floats, **settings: Any) -> Floats:
+    """Region perturbation: what the probability loses, [pictures, regions]."""
+    metric = quantus.RegionPerturbation(perturb_baseline=0.0, **PLAIN, **settings)
+    return metric(model, pixels, labels, maps[:, None], channel_first=True, batch_size=100)
+
+
+def output(model: Any, pixels: Floats, labels: Floats, softmax: bool) -> Floats:
+    with torch.inference_mode():
+        values = model(torch.from_numpy(pixels))
+    return (values.softmax(-1) if softmax else values).numpy()[np.arange(len(labels)), labels]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    last = torch.nn.Linear(4 * (SIZE[0] - 2) * (SIZE[1] - 2), CLASSES)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), last
+    ).eval()
+
+
+@pytest.fixture(scope="module")
+def pixels() -> NDArray[np.float32]:
+    shape = (PICTURES, 3, *SIZE)
+    return np.random.default_rng(0).normal(scale=3, size=shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def labels(model: Any, pixels: NDArray[np.float32]) -> NDArray[np.intp]:
+    with torch.inference_mode():
+        return model(torch.from_numpy(pixels)).argmax(-1).numpy()
+
+
+@pytest.fixture(scope="module")
+def maps() -> Floats:
+    return np.random.default_rng(1).random((PICTURES, *SIZE))
+
+
+@pytest.mark.parametrize("order", ["most", "least"])
+@pytest.mark.parametrize("kind", ["probability", "top-1"])
+def test_perturbation_is_pixel_flipping(
+    model: Any, pixels: Floats, labels: Floats, maps: Floats, kind: str, order: str
+) -> None:
+    softmax = kind == "probability"
+    followed = model if softmax else Top1(model).eval()
+    chosen = slice(9) if order == "most" else slice(9, 18)
+    # Quantus knows one order; the least relevant first is that of the map upside down.
+    from_first = maps if order == "most" else 1 - maps
+    theirs = flipped(followed, pixels, labels, from_first, softmax)
+    clean = output(followed, pixels, labels, softmax)
+    for i in range(PICTURES):
+        ranks = ranks_from_highest(maps[i], np.zeros(SIZE))
+        pictures = list(perturbed(pixels[i], ranks, "zero", SPEC, [0]))[chosen]
+        ours = output(followed, np.stack(pictures), labels[[i] * 9], softmax)
+        np.testing.assert_allclose(ours, theirs[i, :9], rtol=0, atol=FLOAT32)
+        # Their curve has no clean point, and goes on to the black picture.
+        whole = np.array([clean[i], *theirs[i, :9]], np.float64)
+        found = area(np.array([clean[i], *ours], np.float64), np.array(TENTHS) / 10)
+        assert found == pytest.approx(trapezoid(whole, dx=0.1), abs=FLOAT32)
+    black = output(followed, np.zeros_like(pixels), labels, softmax)
+    np.testing.assert_allclose(theirs[:, 9], black, rtol=0, atol=FLOAT32)
+    assert 0.1 < theirs[:, :9].mean() < 0.9
+
+
+def test_area_of_quantus_counts_steps_and_has_no_clean_point(
+    model: Any, pixels: Floats, labels: Floats, maps: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(np, "trapz", trapezoid, raising=False)  # which NumPy 2.4 has no longer
+    settings = {"features_in_step": PIXELS, "perturb_baseline": 0.0, **PLAIN}  # a third a step
+    asked = model, pixels, labels, maps[:, None]
+    curves = np.array(quantus.PixelFlipping(**settings)(*asked, channel_first=True))
+    metric = quantus.PixelFlipping(return_auc_per_sample=True, **settings)
+    found = metric(*asked, channel_first=True)
+    assert curves.shape == (PICTURES, 3)
+    np.testing.assert_allclose(found, area(curves, np.arange(3)), atol=FLOAT32)
+
+
+def seen(model: Any) -> list[Floats]:
+    """The batches that the model is asked for from now on."""
+    batches: list[Floats] = []
+    model.register_forward_pre_hook(lambda _, given: batches.append(given[0].numpy().copy()))
+    return batches
+
+
+def test_pixel_flipping_removes_values_where_we_remove_pixels(
+    pixels: Floats, labels: Floats, maps: Floats
+) -> None:
+    constant = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
+    batches = seen(constant)
+    # 20 values are six pixels, and two of the three of another.
+    metric = quantus.PixelFlipping(features_in_step=20, perturb_baseline=0.0, **PLAIN)
+    metric(constant, pixels, labels, maps[:, None], channel_first=True)
+    for picture in batches[0]:
+        gone = (picture == 0).sum(axis=0)
+        assert sorted(gone[gone > 0].tolist()) == [2, 3, 3, 3, 3, 3, 3]
+    ranks = ranks_from_highest(maps[0], np.zeros(SIZE))
+    for picture in perturbed(pixels[0], ranks, "zero", SPEC, [0]):
+        assert set(np.unique((picture == 0).sum(axis=0))) == {0, 3}
+
+
+@pytest.mark.parametrize("order", ["morf", "lerf"])
+def test_deletion_is_region_perturbation(
+    model: Any, pixels: Floats, labels: Floats, maps: Floats, order: str
+) -> None:
+    count = GRID[0] * GRID[1]
+    theirs = drops(
+        model, pixels, labels, maps, patch_size=PATCH, order=order, regions_evaluation=count
+    )
+    clean = output(model, pixels, labels, softmax=True)
+    for i in range(PICTURES):
+        ranks = ranks_from_highest(patch_values(maps[i], PATCHES), np.zeros(count))
+        if order == "lerf":
+            ranks = count - 1 - ranks
+        pictures = list(deleted(pixels[i], ranks, PATCHES, count))
+        ours = output(model, np.stack(pictures), labels[[i] * count], softmax=True)
+        np.testing.assert_allclose(clean[i] - ours, theirs[i], rtol=0, atol=FLOAT32)
+    assert np.ptp(theirs, axis=1).min() > 0.1
+
+
+def test_regions_of_quantus_stand_in_the_middle_where_ours_start_at_the_corner(
+    pixels: Floats, labels: Floats
+) -> None:
+    # Ten columns in patches of 4: Quantus has regions of 3, 4 and 3 columns; a model has two
+    # patches, and the columns that it does not see go with the second.
+    constant = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
+    batches = seen(constant)
+    downwards = np.repeat(np.arange(10.0, 0, -1)[None], SIZE[0], axis=0)
+    heatmap = downwards + np.arange(SIZE[0])[:, None] / 1000
+    drops(constant, pixels[:1], labels[:1], heatmap[None], patch_size=4, regions_evaluation=9)
+    patches = patch_of_pixel(SIZE, (3, 2), (12, 8))
+    ranks = ranks_from_highest(patch_values(heatmap, patches), np.zeros(6))
+    ours = [_columns(p) for p in deleted(pixels[0], ranks, patches, 6)]
+    # After the first, from the clean picture on, and after the first column of patches.
+    print([_columns(b[0]) for b in batches], ours)
+
+
+def _columns(picture: Floats) -> int:
+    """Columns in which something is removed."""
+    return int((picture == 0).all(axis=0).any(axis=0).sum())
