@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -200,16 +201,139 @@ def test_regions_of_quantus_stand_in_the_middle_where_ours_start_at_the_corner(
     # patches, and the columns that it does not see go with the second.
     constant = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
     batches = seen(constant)
-    downwards = np.repeat(np.arange(10.0, 0, -1)[None], SIZE[0], axis=0)
-    heatmap = downwards + np.arange(SIZE[0])[:, None] / 1000
-    drops(constant, pixels[:1], labels[:1], heatmap[None], patch_size=4, regions_evaluation=9)
+    to_the_right = np.arange(10.0, 0, -1) + np.arange(SIZE[0])[:, None] / 1000
+    drops(constant, pixels[:1], labels[:1], to_the_right[None], patch_size=4, regions_evaluation=9)
+    theirs = [columns_removed(batch[0]) for batch in batches[1:]]  # after the clean picture
     patches = patch_of_pixel(SIZE, (3, 2), (12, 8))
-    ranks = ranks_from_highest(patch_values(heatmap, patches), np.zeros(6))
-    ours = [_columns(p) for p in deleted(pixels[0], ranks, patches, 6)]
-    # After the first, from the clean picture on, and after the first column of patches.
-    print([_columns(b[0]) for b in batches], ours)
+    ranks = ranks_from_highest(patch_values(to_the_right, patches), np.zeros(6))
+    ours = [columns_removed(picture) for picture in deleted(pixels[0], ranks, patches, 6)]
+    print(theirs, ours)
+    assert ours == [4, 4, 4, 10, 10, 10]
 
 
-def _columns(picture: Floats) -> int:
-    """Columns in which something is removed."""
+def columns_removed(picture: Floats) -> int:
+    """How many columns something is removed from."""
     return int((picture == 0).all(axis=0).any(axis=0).sum())
+
+
+# The whole of `evaluate`, on a file that Quantus runs through onnxruntime. Its pictures are those
+# before normalisation where black is removed, and normalised ones where the mean colour is.
+
+VIT_SIZE, VIT_PATCH, VIT_GRID = (48, 40), 8, (6, 5)
+REGIONS = VIT_GRID[0] * VIT_GRID[1]
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+METHODS = ("rollout", "transformer_attribution", "attnlrp")
+NAMES = ("a.png", "b.png", "c.png", "d.png")
+
+
+class Exported(torch.nn.Module):  # type: ignore[misc]
+    """An ONNX file, whose input is made of pixels by subtracting `mean` and dividing by `std`."""
+
+    def __init__(self, path: Path, mean: Any = 0, std: Any = 1) -> None:
+        super().__init__()
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # that a target can be given is no news
+        self.session = onnxruntime.InferenceSession(path, options)
+        self.mean, self.std = mean, std
+
+    def forward(self, pixels: Any) -> Any:
+        values = ((pixels.numpy() - self.mean) / self.std).astype(np.float32)
+        return torch.from_numpy(self.session.run(["logits"], {"pixel_values": values})[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformer whose prediction hangs on the pictures, and four of these without labels."""
+    from small_vits import small_vit
+
+    folder = tmp_path_factory.mktemp("evaluated")
+    vit = small_vit(img_size=VIT_SIZE)
+    with torch.no_grad():
+        vit.patch_embed.proj.weight.mul_(10)
+        vit.head.weight.mul_(3)
+    vit.pretrained_cfg = {"num_classes": 10, "mean": MEAN, "std": STD, "crop_pct": 1.0}
+    ox.export(vit, folder / "vit.onnx", methods=METHODS, verify=False)
+    (folder / "pictures").mkdir()
+    rng = np.random.default_rng(5)
+    for name in NAMES:
+        patches = rng.integers(0, 256, (*VIT_GRID, 3), dtype=np.uint8)
+        picture = patches.repeat(VIT_PATCH, axis=0).repeat(VIT_PATCH, axis=1)
+        Image.fromarray(picture).save(folder / "pictures" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluation(folder: Path) -> ox.Evaluation:
+    return ox.evaluate(
+        folder / "vit.onnx",
+        folder / "pictures",
+        measures=["perturbation", "insertion_deletion"],
+        steps=REGIONS,
+        device="cpu",
+    )
+
+
+@pytest.mark.parametrize("method", [*METHODS, "random"])
+def test_evaluate_is_quantus(folder: Path, evaluation: ox.Evaluation, method: str) -> None:
+    mean, std = (np.array(v, np.float32)[:, None, None] for v in (MEAN, STD))
+    pictures = [Image.open(folder / "pictures" / name) for name in NAMES]
+    raw = np.stack([np.asarray(p, np.float32).transpose(2, 0, 1) / 255 for p in pictures])
+    model = Exported(folder / "vit.onnx", mean, std).eval()
+    labels = model(torch.from_numpy(raw)).numpy().argmax(-1)
+    heatmaps, regions = maps_for_quantus(folder, method, labels)
+
+    def value(measure: str) -> Any:
+        return evaluation.value(method, f"{measure}.predicted").value
+
+    areas = {}
+    for order, ordered in (("most", heatmaps), ("least", heatmaps.max() - heatmaps)):
+        for softmax, followed in ((True, model), (False, Top1(model).eval())):
+            clean = output(followed, raw, labels, softmax)
+            curves = flipped(followed, raw, labels, ordered, softmax)[:, :9]
+            whole = np.concatenate([clean[:, None], curves], axis=1, dtype=np.float64)
+            areas[order, softmax] = trapezoid(whole, dx=0.1).mean()
+    difference = areas["least", True] - areas["most", True]
+    assert value("perturbation.zero.difference") == pytest.approx(difference, abs=FLOAT32)
+    assert abs(difference) > 1000 * FLOAT32
+    for name, order in (("positive", "most"), ("negative", "least")):
+        expected = areas[order, False]
+        assert value(f"perturbation.zero.{name}") == pytest.approx(expected, abs=FLOAT32)
+        assert expected < 0.85  # of 0.9: some predictions change
+
+    normalised = (raw - mean) / std
+    unchanged = Exported(folder / "vit.onnx").eval()
+    lost = drops(
+        unchanged, normalised, labels, regions, patch_size=VIT_PATCH, regions_evaluation=REGIONS
+    )
+    clean = output(unchanged, normalised, labels, softmax=True)
+    whole = clean[:, None] - np.concatenate([np.zeros((4, 1)), lost], axis=1)
+    expected = trapezoid(whole, dx=1 / REGIONS).mean()
+    assert value("deletion") == pytest.approx(expected, abs=FLOAT32)
+    assert abs(expected - clean.mean()) > 1000 * FLOAT32
+
+
+def maps_for_quantus(folder: Path, method: str, labels: Floats) -> tuple[Floats, Floats]:
+    """Maps for the order of pixels and for that of patches, both [pictures, H, W].
+
+    Enlarged maps are flat at the border, and that of a method with a value per pixel where it is
+    not positive: pixels of equal value go by the random map, then in reading order. A map of
+    patches orders these as it is, and not by the mean of the enlarged one.
+    """
+    explainer = ox.Explainer(folder / "vit.onnx", device="cpu")
+    heatmaps, regions = [], []
+    for name, label in zip(NAMES, labels.tolist(), strict=True):
+        grid = random_map(seed_of(0, name), VIT_GRID)
+        chance = heatmap = upsample(grid[None], VIT_SIZE)[0][0]
+        if method != "random":
+            found = explainer.explain(folder / "pictures" / name, method=method, target=label)
+            grid, heatmap = found.grid[0], found.heatmap[0]
+        assert len(np.unique(heatmap)) < heatmap.size
+        order = np.lexsort((-chance.reshape(-1), -heatmap.reshape(-1)))
+        places = np.empty(heatmap.size)
+        places[order] = np.arange(heatmap.size, 0, -1)
+        heatmaps.append(places.reshape(VIT_SIZE))
+        if grid.shape == VIT_GRID:
+            regions.append(grid.repeat(VIT_PATCH, axis=0).repeat(VIT_PATCH, axis=1))
+        else:
+            regions.append(heatmap)
+    return np.stack(heatmaps), np.stack(regions).astype(np.float64)
