@@ -5,6 +5,7 @@ Insertion has no counterpart there.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -152,27 +153,50 @@ def test_area_of_quantus_counts_steps_and_has_no_clean_point(
     np.testing.assert_allclose(found, area(curves, np.arange(3)), atol=FLOAT32)
 
 
-def seen(model: Any) -> list[Floats]:
-    """The batches that the model is asked for from now on."""
+def watched() -> tuple[Any, list[Floats]]:
+    """A model, and the batches that it has been asked for."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
     batches: list[Floats] = []
     model.register_forward_pre_hook(lambda _, given: batches.append(given[0].numpy().copy()))
-    return batches
+    return model, batches
 
 
 def test_pixel_flipping_removes_values_where_we_remove_pixels(
     pixels: Floats, labels: Floats, maps: Floats
 ) -> None:
-    constant = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
-    batches = seen(constant)
+    linear, batches = watched()
     # 20 values are six pixels, and two of the three of another.
     metric = quantus.PixelFlipping(features_in_step=20, perturb_baseline=0.0, **PLAIN)
-    metric(constant, pixels, labels, maps[:, None], channel_first=True)
+    metric(linear, pixels, labels, maps[:, None], channel_first=True)
     for picture in batches[0]:
         gone = (picture == 0).sum(axis=0)
         assert sorted(gone[gone > 0].tolist()) == [2, 3, 3, 3, 3, 3, 3]
     ranks = ranks_from_highest(maps[0], np.zeros(SIZE))
     for picture in perturbed(pixels[0], ranks, "zero", SPEC, [0]):
         assert set(np.unique((picture == 0).sum(axis=0))) == {0, 3}
+
+
+def test_mean_and_black_of_quantus_are_of_what_is_left(
+    pixels: Floats, labels: Floats, maps: Floats
+) -> None:
+    # Mean and lowest of all values, after the steps before. Ours: the mean of each channel of the
+    # whole picture, and black.
+    for baseline, of in (("mean", np.mean), ("black", np.min)):
+        linear, batches = watched()
+        metric = quantus.PixelFlipping(features_in_step=60, perturb_baseline=baseline, **PLAIN)
+        metric(linear, pixels, labels, maps[:, None], channel_first=True)
+        for before, after in itertools.pairwise([pixels, *batches[:3]]):
+            fill = of(before[0])
+            changed = after[0] != before[0]
+            assert changed.any()
+            np.testing.assert_allclose(after[0][changed], fill, rtol=FLOAT32)
+    ranks = ranks_from_highest(maps[0], np.zeros(SIZE))
+    for tenths, picture in zip(
+        TENTHS[1:], perturbed(pixels[0], ranks, "mean", SPEC, [0]), strict=False
+    ):
+        means = pixels[0].mean(axis=(1, 2))
+        found = picture[:, ranks < tenths * PIXELS // 10]
+        np.testing.assert_allclose(found.T, np.tile(means, (len(found.T), 1)), atol=FLOAT32)
 
 
 @pytest.mark.parametrize("order", ["morf", "lerf"])
@@ -199,15 +223,15 @@ def test_regions_of_quantus_stand_in_the_middle_where_ours_start_at_the_corner(
 ) -> None:
     # Ten columns in patches of 4: Quantus has regions of 3, 4 and 3 columns; a model has two
     # patches, and the columns that it does not see go with the second.
-    constant = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * PIXELS, CLASSES)).eval()
-    batches = seen(constant)
+    linear, batches = watched()
     to_the_right = np.arange(10.0, 0, -1) + np.arange(SIZE[0])[:, None] / 1000
-    drops(constant, pixels[:1], labels[:1], to_the_right[None], patch_size=4, regions_evaluation=9)
-    theirs = [columns_removed(batch[0]) for batch in batches[1:]]  # after the clean picture
+    drops(linear, pixels[:1], labels[:1], to_the_right[None], patch_size=4, regions_evaluation=9)
+    clean, *theirs = [columns_removed(batch[0]) for batch in batches]
+    assert clean == 0
     patches = patch_of_pixel(SIZE, (3, 2), (12, 8))
     ranks = ranks_from_highest(patch_values(to_the_right, patches), np.zeros(6))
     ours = [columns_removed(picture) for picture in deleted(pixels[0], ranks, patches, 6)]
-    print(theirs, ours)
+    assert theirs == [3, 3, 3, 7, 7, 7, 10, 10, 10]
     assert ours == [4, 4, 4, 10, 10, 10]
 
 
@@ -221,7 +245,8 @@ def columns_removed(picture: Floats) -> int:
 
 VIT_SIZE, VIT_PATCH, VIT_GRID = (48, 40), 8, (6, 5)
 REGIONS = VIT_GRID[0] * VIT_GRID[1]
-MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+MEAN = np.array([0.4, 0.5, 0.6], np.float32)[:, None, None]
+STD = np.array([0.2, 0.25, 0.3], np.float32)[:, None, None]
 METHODS = ("rollout", "transformer_attribution", "attnlrp")
 NAMES = ("a.png", "b.png", "c.png", "d.png")
 
@@ -241,24 +266,34 @@ class Exported(torch.nn.Module):  # type: ignore[misc]
         return torch.from_numpy(self.session.run(["logits"], {"pixel_values": values})[0])
 
 
+def raw_pixels(folder: Path) -> NDArray[np.float32]:
+    pictures = [Image.open(folder / "pictures" / name) for name in NAMES]
+    return np.stack([np.asarray(p, np.float32).transpose(2, 0, 1) / 255 for p in pictures])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A transformer whose prediction hangs on the pictures, and four of these without labels."""
     from small_vits import small_vit
 
     folder = tmp_path_factory.mktemp("evaluated")
-    vit = small_vit(img_size=VIT_SIZE)
-    with torch.no_grad():
-        vit.patch_embed.proj.weight.mul_(10)
-        vit.head.weight.mul_(3)
-    vit.pretrained_cfg = {"num_classes": 10, "mean": MEAN, "std": STD, "crop_pct": 1.0}
-    ox.export(vit, folder / "vit.onnx", methods=METHODS, verify=False)
     (folder / "pictures").mkdir()
     rng = np.random.default_rng(5)
     for name in NAMES:
         patches = rng.integers(0, 256, (*VIT_GRID, 3), dtype=np.uint8)
         picture = patches.repeat(VIT_PATCH, axis=0).repeat(VIT_PATCH, axis=1)
         Image.fromarray(picture).save(folder / "pictures" / name)
+    vit = small_vit(img_size=VIT_SIZE).eval()
+    vit.pretrained_cfg = {
+        "num_classes": 10,
+        "mean": tuple(MEAN.flat),
+        "std": tuple(STD.flat),
+        "crop_pct": 1.0,
+    }
+    with torch.no_grad():
+        vit.head.weight.mul_(10)
+        vit.head.bias.sub_(vit(torch.from_numpy((raw_pixels(folder) - MEAN) / STD)).mean(0))
+    ox.export(vit, folder / "vit.onnx", methods=METHODS, verify=False)
     return folder
 
 
@@ -275,10 +310,8 @@ def evaluation(folder: Path) -> ox.Evaluation:
 
 @pytest.mark.parametrize("method", [*METHODS, "random"])
 def test_evaluate_is_quantus(folder: Path, evaluation: ox.Evaluation, method: str) -> None:
-    mean, std = (np.array(v, np.float32)[:, None, None] for v in (MEAN, STD))
-    pictures = [Image.open(folder / "pictures" / name) for name in NAMES]
-    raw = np.stack([np.asarray(p, np.float32).transpose(2, 0, 1) / 255 for p in pictures])
-    model = Exported(folder / "vit.onnx", mean, std).eval()
+    raw = raw_pixels(folder)
+    model = Exported(folder / "vit.onnx", MEAN, STD).eval()
     labels = model(torch.from_numpy(raw)).numpy().argmax(-1)
     heatmaps, regions = maps_for_quantus(folder, method, labels)
 
@@ -300,7 +333,7 @@ def test_evaluate_is_quantus(folder: Path, evaluation: ox.Evaluation, method: st
         assert value(f"perturbation.zero.{name}") == pytest.approx(expected, abs=FLOAT32)
         assert expected < 0.85  # of 0.9: some predictions change
 
-    normalised = (raw - mean) / std
+    normalised = (raw - MEAN) / STD
     unchanged = Exported(folder / "vit.onnx").eval()
     lost = drops(
         unchanged, normalised, labels, regions, patch_size=VIT_PATCH, regions_evaluation=REGIONS
