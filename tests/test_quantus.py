@@ -1,4 +1,7 @@
-"""Our measures are those of Quantus on the same maps, wherever both define the same."""
+"""Our measures are those of Quantus on the same maps, wherever both define the same.
+
+Localisation, imputation and the correlation of maps; perturbation is in test_quantus_perturbation.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from numpy.typing import NDArray
 
 from onnxplain.evaluation.imputation import impute
 from onnxplain.evaluation.localisation import energy_inside, pointing_game
+from onnxplain.evaluation.sanity import rank_correlation
 
 torch: Any = pytest.importorskip("torch")
 quantus: Any = pytest.importorskip("quantus", reason="quantus is not installed (see the Makefile)")
@@ -114,3 +118,33 @@ def test_road_on_a_model(heatmaps: NDArray[np.float64]) -> None:
         found = float((predicted(np.stack(filled)) == labels).mean())
         assert found == pytest.approx(expected[share], abs=FLOAT64)
         assert 0 < found < 1
+
+
+@pytest.mark.parametrize("values", [MAPS * SIZE * SIZE, 5])  # without and with equal ones
+def test_rank_correlation_is_spearman_similarity(values: int) -> None:
+    rng = np.random.default_rng(3)
+    a = rng.permutation(MAPS * SIZE * SIZE).reshape(MAPS, SIZE, SIZE) % values
+    b = rng.permutation(MAPS * SIZE * SIZE).reshape(MAPS, SIZE, SIZE) % values
+    b += a  # some correlate
+    found = [rank_correlation(*pair) for pair in zip(a, b, strict=True)]
+    flat = a.reshape(MAPS, -1), b.reshape(MAPS, -1)
+    expected = [quantus.correlation_spearman(*pair) for pair in zip(*flat, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=FLOAT64)
+    assert 0.2 < min(found) < max(found) < 0.95
+
+
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_of_blank_maps_quantus_has_no_correlation() -> None:
+    # Of a constant map it returns NaN, where we say 1 if both are and 0 if one is; of a map that is
+    # constant up to rounding it correlates the rounding.
+    blank, other = np.full(SIZE, 0.5), np.arange(SIZE) / SIZE
+    nearly = blank + 1e-7 * other
+    for a, b, ours, theirs in (
+        (blank, blank, 1, np.nan),
+        (blank, other, 0, np.nan),
+        (nearly, other, 0, 1),
+        (nearly, blank, 1, np.nan),
+    ):
+        assert rank_correlation(a, b) == ours
+        found = quantus.correlation_spearman(a, b)
+        np.testing.assert_allclose(found, theirs, rtol=FLOAT64)
