@@ -140,8 +140,8 @@ def test_everything_is_measured(garments: Path, tmp_path: Path) -> None:
         tmp_path / "report",
         methods=["rollout", "generic_attention"],
         fills=["zero", "mean", "blur", "road"],
-        limit=3,
-        sanity_pictures=2,
+        limit=6,
+        sanity_pictures=6,
         resamples=50,
         device="cpu",
     )
@@ -166,7 +166,7 @@ def test_everything_is_measured(garments: Path, tmp_path: Path) -> None:
     assert values["rollout", "class_sensitivity"]["value"] == 1
     assert values["random", "randomisation"]["value"] == 1
     assert values["generic_attention", "randomisation"]["value"] < 0.9
-    assert values["rollout", "pointing_game"]["count"] == 6
+    assert values["rollout", "pointing_game"]["count"] == 12
     assert json.loads((tmp_path / "report/results.json").read_text()) == found.results
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "index.html",

@@ -82,3 +82,11 @@ def test_verdict_of_few_pictures_and_of_nothing() -> None:
         "Trust rollout: better than random maps in 1 of 1 measures, worse in none.\n"
         "With 12 pictures, only large differences show."
     )
+
+
+def test_verdict_says_where_pictures_are_too_few() -> None:
+    results, _ = full()
+    results["dataset"]["evaluated"] = 5
+    for one in results["verdicts"]:
+        one |= {"better_than_random": 0, "worse_than_random": 0, "compared": 0}
+    assert words(results).startswith("Too few pictures to tell: 5. From 6 on")

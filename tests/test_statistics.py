@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxplain.evaluation.measures import Measure
-from onnxplain.evaluation.statistics import Statistics
+from onnxplain.evaluation.statistics import LEAST_PICTURES, Statistics
 
 A = Measure(name="a", group="sanity", title="a", better="higher", range=(0, 1), definition="")
 MEAN = Measure(
@@ -49,16 +49,19 @@ def test_what_was_not_measured_is_none() -> None:
     assert (found.value, found.low, found.high, found.count) == (None, None, None, 0)
 
 
-def test_of_one_picture_there_is_no_interval() -> None:
-    found = statistics(np.array([[[[1.0, 2]]]])).value("m0", A)
+@pytest.mark.parametrize(("pictures", "measured"), [(1, 1), (5, 5), (9, 5)])
+def test_of_few_pictures_there_is_no_interval(pictures: int, measured: int) -> None:
+    sums = np.zeros((pictures, 1, 1, 2))
+    sums[:measured] = 1, 2
+    found = statistics(sums).value("m0", A)
     assert (found.value, found.low, found.high) == (0.5, None, None)
     assert not found.excludes_zero
 
 
-def test_a_draw_without_the_only_measured_picture_is_left_out() -> None:
-    sums = np.zeros((4, 1, 1, 2))
-    sums[0, 0, 0] = 3, 4
-    found = statistics(sums).value("m0", A)
+def test_draws_without_a_measured_picture_are_left_out() -> None:
+    sums = np.zeros((30, 1, 1, 2))
+    sums[:LEAST_PICTURES] = 3, 4
+    found = statistics(sums, resamples=2000).value("m0", A)  # 3 in 1000 draws have none of the six
     assert (found.value, found.low, found.high) == (0.75, 0.75, 0.75)
 
 

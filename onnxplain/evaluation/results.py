@@ -239,14 +239,15 @@ def _verdicts(
     by_name = {measure.name: measure for measure in measures}
     verdicts = []
     for name in real:
-        signs = [_beats(statistics.difference(name, RANDOM, m), m.better) for m in headline]
+        differences = [(m, statistics.difference(name, RANDOM, m)) for m in headline]
+        signs = [_beats(d, m.better) for m, d in differences if d.low is not None]
         verdicts.append(
             {
                 "method": name,
                 "mean_rank": float(np.mean(ranks[name])) if ranks[name] else None,
                 "better_than_random": signs.count(1),
                 "worse_than_random": signs.count(-1),
-                "compared": len(headline),
+                "compared": len(signs),
                 "class_sensitive": _surely_below(
                     statistics, name, by_name.get("class_sensitivity"), CLASS_SENSITIVE
                 ),
@@ -269,7 +270,5 @@ def _surely_below(
 ) -> bool | None:
     if measure is None:
         return None
-    found = statistics.value(method, measure)
-    if found.value is None:
-        return None
-    return (found.value if found.high is None else found.high) < limit
+    high = statistics.value(method, measure).high
+    return None if high is None else high < limit

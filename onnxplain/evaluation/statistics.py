@@ -12,9 +12,11 @@ from scipy.stats import DegenerateDataWarning, bootstrap
 
 from onnxplain.evaluation.measures import Measure
 
-__all__ = ["CONFIDENCE", "Interval", "Statistics"]
+__all__ = ["CONFIDENCE", "LEAST_PICTURES", "Interval", "Statistics"]
 
 CONFIDENCE = 0.95
+LEAST_PICTURES = 6
+"""Of fewer there is no interval: even if all of five agree, that happens by chance in 1 of 16."""
 _RESAMPLES_AT_ONCE = 50
 Floats = NDArray[np.float64]
 
@@ -25,7 +27,7 @@ class Interval:
 
     Attributes:
         value: None where nothing was measured.
-        low, high: Of the interval; None of fewer than two pictures.
+        low, high: Of the interval; None where fewer than `LEAST_PICTURES` were measured.
         count: Questions (or pixels) in the denominator.
     """
 
@@ -66,6 +68,7 @@ class Statistics:
         self._method = {name: i for i, name in enumerate(methods)}
         self._totals = sums.sum(axis=0)
         self._ratios = _ratios(self._totals)
+        self._pictures = (sums[..., 1] > 0).sum(axis=0)
         self._drawn = _drawn(sums, resamples, seed)
 
     def value(self, method: str, measure: Measure) -> Interval:
@@ -91,11 +94,12 @@ class Statistics:
         )
 
     def _interval(self, value: Floats, drawn: Floats, method: int, measure: Measure) -> Interval:
-        count = int(self._totals[method, self._part[measure.parts[0]], 1])
+        part = self._part[measure.parts[0]]
+        count = int(self._totals[method, part, 1])
         if np.isnan(value):
             return Interval(None, None, None, count)
-        known = drawn[~np.isnan(drawn)]
-        if not len(known):
+        known = drawn[~np.isnan(drawn)]  # some draws may have nothing that was measured
+        if self._pictures[method, part] < LEAST_PICTURES:
             return Interval(float(value), None, None, count)
         outside = (1 - CONFIDENCE) / 2
         low, high = np.quantile(known, (outside, 1 - outside))
@@ -112,7 +116,7 @@ def _drawn(sums: Floats, resamples: int, seed: int) -> Floats:
     """The ratios of pictures drawn with replacement, [methods, parts, resamples]."""
     pictures, *inner, _ = sums.shape
     flat = sums.reshape(pictures, -1)
-    if pictures < 2:
+    if pictures < LEAST_PICTURES:
         return np.empty((*inner, 0))
 
     def statistic(chosen: NDArray[np.intp], axis: int) -> Floats:

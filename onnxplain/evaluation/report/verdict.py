@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from onnxplain.evaluation.report.reading import CENTER, Reading
+from onnxplain.evaluation.statistics import LEAST_PICTURES
 
 __all__ = ["RULE", "doubt", "verdict"]
 
@@ -41,6 +42,12 @@ def verdict(reading: Reading) -> str:
     """One or two paragraphs of HTML."""
     compared = [name for name in reading.verdicts if _counts(reading, name)[2]]
     if not compared:
+        evaluated = reading.results["dataset"]["evaluated"]
+        if evaluated < LEAST_PICTURES:
+            return (
+                f"<p>Too few pictures to tell: {evaluated}. From {LEAST_PICTURES} on numbers have "
+                "an interval, and a method can be told from chance.</p>"
+            )
         return "<p>No measure was taken that tells which method to trust.</p>"
     trusted = [name for name in compared if doubt(reading, name) is None]
     useless = [name for name in compared if _counts(reading, name)[0] == 0]
