@@ -19,8 +19,8 @@ from onnxplain.graphs.normal import (  # noqa: F401
     rotary,
 )
 from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
-from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, Rewrite, Rule
-from onnxplain.graphs.shapes import PROBES, bind, visit
+from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
+from onnxplain.graphs.shapes import PROBES, bind
 
 __all__ = ["CONVERTED", "OPSETS", "normalised"]
 
@@ -41,7 +41,7 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
     model = raised(model)
     _check_operators(model)
     image = _image(model)
-    if image is None or not any(_key(node) in REWRITES for node in model.graph):
+    if image is None or not any((node.domain, node.op_type) in REWRITES for node in model.graph):
         return model
     assert image.shape is not None
     batch = image.shape[0]
@@ -60,38 +60,11 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
 
 
 def _rewritten(model: ir.Model, batch: int, size: tuple[int, int] | None) -> ir.Model:
-    """A copy with every node replaced that there is a rule for."""
     model = model.clone()
-    graph, image = model.graph, _image(model)
+    image = _image(model)
     assert image is not None
-    facts = bind(model, image, batch, size)
-    names = {value.name for value in facts} | {v.name for node in graph for v in node.outputs}
-    for node in graph:  # what a rule writes is visited next
-        rule = REWRITES.get(_key(node))
-        if rule is None:
-            visit(node, facts, model.opset_imports)
-        else:
-            _replace(graph, Rewrite(node, facts, model.opset_imports[""], names), rule)
+    rewrite(model, bind(model, image, batch, size))
     return model
-
-
-def _replace(graph: ir.Graph, rewrite: Rewrite, rule: Rule) -> None:
-    node, results = rewrite.node, list(rule(rewrite))
-    results += [None] * (len(node.outputs) - len(results))
-    pairs = []
-    for i, (old, new) in enumerate(zip(node.outputs, results, strict=False)):
-        if new is not None:
-            pairs.append((old, new))
-        elif rewrite.used(i):
-            raise rewrite.refuse(f"its output {i}, {old.name}, is used")
-    old_values, new_values = zip(*pairs, strict=True)
-    ir.convenience.replace_nodes_and_values(
-        graph, node, [node], rewrite.made, old_values, new_values
-    )
-
-
-def _key(node: ir.Node) -> tuple[str, str]:
-    return node.domain, node.op_type
 
 
 def _image(model: ir.Model) -> ir.Value | None:
@@ -113,7 +86,7 @@ def _check_operators(model: ir.Model) -> None:
                 "optimised the model; expected one as its exporter wrote it, or optimised by "
                 "onnxruntime at the level ORT_ENABLE_EXTENDED"
             )
-        if node.domain == MICROSOFT and _key(node) not in REWRITES:
+        if node.domain == MICROSOFT and (MICROSOFT, node.op_type) not in REWRITES:
             raise UnsupportedModelError(
                 f"node {node.name} is {MICROSOFT}.{node.op_type}, which has no equal in standard "
                 "operators here; expected a model as its exporter wrote it, before any runtime "

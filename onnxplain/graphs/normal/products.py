@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxplain.graphs.normal.rewrite import MICROSOFT, Rewrite, rewrites
@@ -24,7 +23,6 @@ PARAMETERS = {
 
 
 @rewrites("FusedMatMul", MICROSOFT)
-@rewrites("TransposeMatMul", MICROSOFT)
 def fused_matmul(r: Rewrite) -> Outputs:
     """alpha a b, with either operand transposed before."""
     operands = []
@@ -72,6 +70,4 @@ def fused_conv(r: Rewrite) -> Outputs:
         return (r.op("Clip", y, *(r.scalar(value, r.input(0)) for value in values)),)
     if name not in PARAMETERS:
         raise r.refuse(f"its activation is {name}; expected Clip, {', '.join(PARAMETERS)}")
-    return (
-        r.op(name, y, **dict(zip(PARAMETERS[name], map(float, np.float32(values)), strict=True))),
-    )
+    return (r.op(name, y, **dict(zip(PARAMETERS[name], values, strict=True))),)

@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs.shapes import Facts
+from onnxplain.graphs.shapes import Facts, visit
 
-__all__ = ["MICROSOFT", "REWRITES", "Rewrite", "Rule", "rewrites"]
+__all__ = ["MICROSOFT", "REWRITES", "Rewrite", "Rule", "rewrite", "rewrites"]
 
 MICROSOFT = "com.microsoft"
 
@@ -120,3 +121,34 @@ def rewrites(operator: str, *domains: str) -> Callable[[Rule], Rule]:
         return function
 
     return add
+
+
+def rewrite(model: ir.Model, facts: dict[ir.Value, Facts]) -> None:
+    """Replaces every node that there is a rule for.
+
+    Args:
+        model: The model, changed in place.
+        facts: Facts of its inputs and weights; those of the rest are added.
+    """
+    graph = model.graph
+    names = {value.name for value in facts} | {v.name for node in graph for v in node.outputs}
+    for node in graph:  # what a rule writes is visited next
+        rule = REWRITES.get((node.domain, node.op_type))
+        if rule is None:
+            visit(node, facts, model.opset_imports)
+        else:
+            _replace(graph, Rewrite(node, facts, model.opset_imports[""], names), rule)
+
+
+def _replace(graph: ir.Graph, step: Rewrite, rule: Rule) -> None:
+    results = list(rule(step))
+    pairs = []
+    for i, (old, new) in enumerate(zip_longest(step.node.outputs, results)):
+        if old is not None and new is not None:
+            pairs.append((old, new))
+        elif old is not None and step.used(i):
+            raise step.refuse(f"its output {old.name} is used")
+    old_values, new_values = zip(*pairs, strict=True)
+    ir.convenience.replace_nodes_and_values(
+        graph, step.node, [step.node], step.made, old_values, new_values
+    )
