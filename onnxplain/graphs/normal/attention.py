@@ -6,6 +6,7 @@ the scale, a query that no key is left for gets zeros.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from onnxplain.graphs.normal.rewrite import Rewrite, rewrites
 __all__: list[str] = []
 
 RAW, PROBABILITIES = 0, 3  # what qk_matmul_output is, where versions agree on its meaning
-CACHE = {4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"}
+CACHE = {4: "past_key", 5: "past_value"}
 
 
 @rewrites("Attention", "")
@@ -82,27 +83,34 @@ def _bias(r: Rewrite, q: ir.Value, k: ir.Value) -> ir.Value | None:
         if r.facts[bias].dtype == ir.DataType.BOOL:
             like = r.input(0)
             bias = r.op("Where", bias, r.scalar(zero, like), r.scalar(never, like))
-    if (seen := _seen(r, q, k)) is not None:
+    if r.has(6) or r.integer("is_causal", 0) or _windowed(r):
         like = r.input(0)
-        window = r.op("Where", seen, r.scalar(zero, like), r.scalar(never, like))
+        window = r.op("Where", _seen(r, q, k), r.scalar(zero, like), r.scalar(never, like))
         bias = window if bias is None else r.op("Add", bias, window)
     return bias
 
 
-def _seen(r: Rewrite, q: ir.Value, k: ir.Value) -> ir.Value | None:
-    """[queries, keys]: whether the key is not after the query, and within the window around it."""
+def _seen(r: Rewrite, q: ir.Value, k: ir.Value) -> ir.Value:
+    """[queries, keys]: whether the key is not after the query, and within the window around it.
+
+    Keys may be padded: then [batch, 1, queries, keys], and the last query is at the last true key.
+    """
     causal = r.integer("is_causal", 0)
     left, right = r.integer("left_window_size", -1), r.integer("right_window_size", -1)
-    if not causal and left < 0 and right < 0:
-        return None
-    before = r.op("Sub", _positions(r, q, 1), _positions(r, k, 0))
-    bounds = [("GreaterOrEqual", 0)] if causal else []
-    bounds += [("LessOrEqual", left)] if left >= 0 else []
-    bounds += [("GreaterOrEqual", -right)] if right >= 0 else []
-    first, *others = (r.op(op, before, r.ints(bound)) for op, bound in bounds)
-    for other in others:
-        first = r.op("And", first, other)
-    return first
+    at, keys = _positions(r, q, 1), _positions(r, k, 0)
+    conditions = []
+    if r.has(6):
+        true = r.op("Reshape", r.input(6), r.ints(-1, 1, 1, 1))
+        at = r.op("Add", at, r.op("Sub", true, r.op("Shape", q, start=2, end=3)))
+        conditions.append(r.op("Less", keys, true))
+    before = r.op("Sub", at, keys)
+    if causal:
+        conditions.append(r.op("GreaterOrEqual", before, r.ints(0)))
+    if left >= 0:
+        conditions.append(r.op("LessOrEqual", before, r.ints(left)))
+    if right >= 0:
+        conditions.append(r.op("GreaterOrEqual", before, r.ints(-right)))
+    return functools.reduce(lambda a, b: r.op("And", a, b), conditions)
 
 
 def _positions(r: Rewrite, x: ir.Value, axis: int) -> ir.Value:
@@ -112,11 +120,16 @@ def _positions(r: Rewrite, x: ir.Value, axis: int) -> ir.Value:
     return r.op("Unsqueeze", r.op("Range", zero, count, one), r.ints(axis))
 
 
+def _windowed(r: Rewrite) -> bool:
+    return max(r.integer(f"{side}_window_size", -1) for side in ("left", "right")) >= 0
+
+
 def _may_mask_all(r: Rewrite) -> bool:
     """Whether a query may have no key left. A causal one has the first, unless a mask hides it."""
-    windows = max(r.integer("left_window_size", -1), r.integer("right_window_size", -1)) >= 0
-    if not r.has(3) or windows:
-        return windows
+    if r.has(6) or _windowed(r):
+        return True
+    if not r.has(3):
+        return False
     mask = r.facts[r.input(3)].constant
     if mask is None and (tensor := r.input(3).const_value) is not None:
         mask = tensor.numpy()
