@@ -59,8 +59,8 @@ def instrument(
 
     Args:
         source: Any ONNX file of a plain ViT with global attention, or, for Grad-CAM alone, of a
-            classifier with a last feature map (convolutional, windowed, hierarchical); opset 17 to
-            22, as its exporter wrote it; or such a model in memory.
+            classifier with a last feature map (convolutional, windowed, hierarchical); opset 11 to
+            25, as its exporter wrote it or as onnxruntime optimised it; or such a model in memory.
         path: `x.onnx` writes one file with exactly `methods`; a folder, a bundle with one graph per
             kind of method and one file of weights.
         methods: Method names; None: every method that the architecture supports.

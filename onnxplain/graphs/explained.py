@@ -20,6 +20,7 @@ from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
+from onnxplain.graphs.normal import normalised
 from onnxplain.graphs.request import Request
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
 from onnxplain.graphs.selection import maps_alone, with_methods
@@ -87,7 +88,7 @@ def explain(
 
     Args:
         model: A plain ViT with global attention, or, for Grad-CAM alone, any classifier with a last
-            feature map; opset 17 to 22. It is left as it is. The plain graph of a bundle brings its
+            feature map; opset 11 to 25. It is left as it is. The plain graph of a bundle brings its
             preprocessing, labels and token names along.
         bundle: One graph per kind of method instead of one graph for all.
         methods: Names of `METHODS`; None: every one that the architecture supports.
@@ -110,6 +111,7 @@ def explain(
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
+    model = normalised(model, size)
     found = analyse(model, logits, size)
     if logits is None and (inner := _before_probabilities(found)) is not None:
         model, logits = _with_logits(model, inner, found.facts[inner])

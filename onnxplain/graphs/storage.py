@@ -15,11 +15,14 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
 from onnx_ir.passes.common import InlinePass
 
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
+from onnxplain.graphs.normal.opset import NORMALISATIONS
+from onnxplain.graphs.normal.rewrite import MICROSOFT
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = ["CONTRACT_FILE", "Report", "check_destination", "drafted", "load", "save"]
@@ -78,7 +81,7 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
                 f"{path}: {size} bytes; an ONNX file ends at 2 GiB, a larger model keeps its "
                 "weights in a file beside it"
             )
-        onnx.checker.check_model(path)
+        _check(path)
         model = ir.load(path)
         for value in model.graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
@@ -95,6 +98,25 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
             ) from None
         raise ModelError(f"{path}: not an ONNX model, or a damaged one ({reason})") from None
     return _inlined(model)
+
+
+def _check(path: Path) -> None:
+    """onnx's checker, which does not know what onnxruntime adds to the standard domain."""
+    try:
+        return onnx.checker.check_model(path)
+    except onnx.checker.ValidationError as error:
+        if not any(f"No Op registered for {name} " in str(error) for name in NORMALISATIONS):
+            raise
+    proto = onnx.load(path, load_external_data=False)
+    for node in proto.graph.node:
+        if node.domain == "" and node.op_type in NORMALISATIONS:
+            node.domain = MICROSOFT
+    for tensor in filter(uses_external_data, list(proto.graph.initializer)):
+        # The checker looks for the files of weights beside the file that it is given.
+        kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        proto.graph.input.append(onnx.helper.make_value_info(tensor.name, kind))
+        proto.graph.initializer.remove(tensor)
+    onnx.checker.check_model(proto)
 
 
 def _inlined(model: ir.Model) -> ir.Model:

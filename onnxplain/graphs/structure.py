@@ -28,9 +28,7 @@ from onnxplain.graphs.taps import (
 )
 from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 
-__all__ = ["OPSETS", "Structure", "analyse"]
-
-OPSETS = range(17, 23)
+__all__ = ["Structure", "analyse"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def analyse(
     """Finds everything that `Structure` names.
 
     Args:
-        model: The model.
+        model: The model, `normalised`.
         logits: Name of the output that holds the logits; None: the only one of shape
             [batch, classes], or the one of these that is called logits.
         size: Height and width to look at it with, where the graph takes pictures of any.
@@ -81,7 +79,6 @@ def analyse(
             feature map, with the reason.
     """
     graph = model.graph
-    _check_operators(model)
     image = _image(graph)
     fixed = _fixed_size(image)
     size = fixed or size
@@ -90,6 +87,7 @@ def analyse(
             f"input {image.name} has shape {image.shape}; give the size that pictures are brought "
             'to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
+    _check_operators(model)
     facts = infer(model, image, size)
     batch = facts[image].shape[0]
     live = dependents(graph, image)
@@ -240,12 +238,6 @@ def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
 
 
 def _check_operators(model: ir.Model) -> None:
-    opset = model.opset_imports.get("")
-    if opset not in OPSETS:
-        raise UnsupportedModelError(
-            f"opset {opset}; expected {OPSETS[0]} to {OPSETS[-1]} (export the model again, for "
-            "instance with opset_version=20)"
-        )
     for node in model.graph:
         if node.domain != "":
             raise UnsupportedModelError(

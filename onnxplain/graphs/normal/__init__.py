@@ -1,0 +1,94 @@
+"""Brings models into the form that the rest of `graphs` understands: one range of opsets, standard
+operators, each attention with its Softmax in sight.
+
+What the model computes stays the same, to the rounding of the operators that are written out. A
+model that has nothing to rewrite is handed back as it is.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxplain.errors import ModelError, UnsupportedModelError
+from onnxplain.graphs.normal import (  # noqa: F401
+    activations,
+    attention,
+    fused_attention,
+    norms,
+    products,
+    rotary,
+)
+from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
+from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
+from onnxplain.graphs.shapes import PROBES, bind
+
+__all__ = ["CONVERTED", "OPSETS", "normalised"]
+
+NCHWC = f"{MICROSOFT}.nchwc"
+
+
+def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model:
+    """The model in standard operators of one of `OPSETS`.
+
+    Args:
+        model: The model, its functions inlined. It is left as it is.
+        size: Height and width to look at it with, where the graph takes pictures of any.
+
+    Raises:
+        UnsupportedModelError: The opset is out of range or cannot be raised, or an operator of
+            onnxruntime's own, or a variant of an attention, has no equal in standard operators.
+    """
+    model = raised(model)
+    _check_operators(model)
+    image = _image(model)
+    if image is None or not any((node.domain, node.op_type) in REWRITES for node in model.graph):
+        return model
+    assert image.shape is not None
+    batch = image.shape[0]
+    if all(isinstance(dim, int) for dim in image.shape[2:]):
+        size = None
+    elif size is None:
+        return model
+    if isinstance(batch, int):
+        return _rewritten(model, batch, size)
+    try:
+        return _rewritten(model, PROBES[0], size)
+    except UnsupportedModelError:
+        raise
+    except ModelError:  # a graph for one image only
+        return _rewritten(model, 1, size)
+
+
+def _rewritten(model: ir.Model, batch: int, size: tuple[int, int] | None) -> ir.Model:
+    model = model.clone()
+    image = _image(model)
+    assert image is not None
+    rewrite(model, bind(model, image, batch, size))
+    return model
+
+
+def _image(model: ir.Model) -> ir.Value | None:
+    """The one input that can be a picture; None where `analyse` will say what is there instead."""
+    initializers = model.graph.initializers
+    pictures = [
+        value
+        for value in model.graph.inputs
+        if value.name not in initializers and value.shape is not None and len(value.shape) == 4
+    ]
+    return pictures[0] if len(pictures) == 1 else None
+
+
+def _check_operators(model: ir.Model) -> None:
+    for node in model.graph:
+        if node.domain == NCHWC:
+            raise UnsupportedModelError(
+                f"node {node.name} is {NCHWC}.{node.op_type}, in a layout of the machine that "
+                "optimised the model; expected one as its exporter wrote it, or optimised by "
+                "onnxruntime at the level ORT_ENABLE_EXTENDED"
+            )
+        if node.domain == MICROSOFT and (MICROSOFT, node.op_type) not in REWRITES:
+            raise UnsupportedModelError(
+                f"node {node.name} is {MICROSOFT}.{node.op_type}, which has no equal in standard "
+                "operators here; expected a model as its exporter wrote it, before any runtime "
+                "optimised or quantised it"
+            )
