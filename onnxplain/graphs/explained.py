@@ -18,6 +18,7 @@ from onnxplain.graphs.assemble import build
 from onnxplain.graphs.builder import symbolic
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
+from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
 from onnxplain.graphs.request import Request
@@ -114,6 +115,10 @@ def explain(
     if logits is None and (inner := _before_probabilities(found)) is not None:
         model, logits = _with_logits(model, inner, found.facts[inner])
         found = analyse(model, logits, size)
+    if found.batch is not None and not found.any_size:
+        freed = with_free_batch(model, found.image.name or "")
+        if freed is not None:
+            model, found = freed, analyse(freed, logits, size)
     base = draft(
         model,
         found,

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
 
-__all__ = ["Batch", "Dim", "Facts", "Shape", "infer", "show"]
+__all__ = ["PROBES", "Batch", "Dim", "Facts", "Shape", "bound", "infer", "merge", "show", "visit"]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
 NUMBERS = {
@@ -91,10 +91,10 @@ def infer(
             return _propagate(model, image, 1, size)
         except ModelError:
             raise error from None
-    return {value: _merge(value, *(run[value] for run in runs)) for value in runs[0]}
+    return {value: merge(value, *(run[value] for run in runs)) for value in runs[0]}
 
 
-def _merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
+def merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
     """What both batch sizes of `PROBES` agree on."""
     if len(first.shape) != len(second.shape):
         raise UnsupportedModelError(f"the rank of {value.name} changes with the batch size")
@@ -132,6 +132,16 @@ def _propagate(
     model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
 ) -> dict[ir.Value, Facts]:
     """Facts of every value with batch and picture bound to sizes, so that all are numbers."""
+    facts = bound(model, image, batch, size)
+    for node in model.graph:
+        visit(node, facts, model.opset_imports)
+    return facts
+
+
+def bound(
+    model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
+) -> dict[ir.Value, Facts]:
+    """Facts of inputs and weights, with batch and picture bound to sizes."""
     facts: dict[ir.Value, Facts] = {}
     for value in model.graph.inputs:
         dims = list(value.shape or ())
@@ -147,9 +157,6 @@ def _propagate(
     for value in model.graph.initializers.values():
         if value.const_value is not None:
             facts[value] = _of_tensor(value.const_value)
-    opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.opset_imports.items()]
-    for node in model.graph:
-        _visit(node, facts, opsets, model.opset_imports)
     return facts
 
 
@@ -169,12 +176,8 @@ def _of_constant(node: ir.Node) -> Facts:
     return Facts(array.shape, ir.DataType.from_numpy(array.dtype), array)
 
 
-def _visit(
-    node: ir.Node,
-    facts: dict[ir.Value, Facts],
-    opsets: list[onnx.OperatorSetIdProto],
-    versions: dict[str, int],
-) -> None:
+def visit(node: ir.Node, facts: dict[ir.Value, Facts], versions: dict[str, int]) -> None:
+    """Adds the facts of the outputs of a node whose inputs all have numbers for sizes."""
     if node.op_type == "Constant" and node.domain == "":
         facts[node.outputs[0]] = _of_constant(node)
         return
@@ -191,7 +194,7 @@ def _visit(
         return
     proto = ir.serde.serialize_node(node)
     constant = all(fact.constant is not None for fact in inputs.values())
-    types = _infer_types(node, proto, inputs, opsets, versions)
+    types = _infer_types(node, proto, inputs, versions)
     if constant and _is_small(types):
         arrays = {name: fact.constant for name, fact in inputs.items()}
         results = onnx.reference.ReferenceEvaluator(proto, opsets=dict(versions)).run(None, arrays)
@@ -239,7 +242,6 @@ def _infer_types(
     node: ir.Node,
     proto: onnx.NodeProto,
     inputs: dict[str, Facts],
-    opsets: list[onnx.OperatorSetIdProto],
     versions: dict[str, int],
 ) -> dict[str, onnx.TypeProto]:
     types = {
@@ -251,6 +253,7 @@ def _infer_types(
         for name, fact in inputs.items()
         if fact.constant is not None
     }
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
     try:
         schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
         return onnx.shape_inference.infer_node_outputs(
