@@ -198,6 +198,7 @@ class Contract:
     heatmaps: bool = False  # whether each map is there as a heatmap too
     targets: int = 1  # so many classes of each image at once; maps then have an axis for them
     class_weights: str | None = None  # input that asks for a sum of logits instead of a class
+    score: str = "logit"  # what gradients are of: or the probability by "softmax" or "sigmoid"
     rules: dict[str, Any] = field(default_factory=dict)  # options of the tables fixed at export
     verification: dict[str, Any] | None = None
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
@@ -332,6 +333,8 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
     if image.multiple is not None and contract.tokens.patch is not None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
+    if contract.score not in ("logit", "softmax", "sigmoid"):
+        raise ValueError(f"score {contract.score!r}")
     if contract.precision not in PRECISIONS:
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:

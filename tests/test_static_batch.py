@@ -132,16 +132,20 @@ def test_a_model_of_one_image_alone_is_explained_one_at_a_time(tmp_path: Path) -
     found = explainer.explain(images, method="generic_attention", target=[1, 2, 0])
     taps = explainer.taps(images, target=[1, 2, 0])
     assert found.grid.shape == (3, 3, 4)
+    assert taps.attention_gradient is not None
     for i, target in enumerate((1, 2, 0)):
         centred = torch.from_numpy(images[i : i + 1] - images[i].mean())
         logits, _, gradient = module.inner.expected(centred, torch.tensor([target]))
         close(found.logits[i], logits[0].detach().numpy(), "logits")
         for layer, expected in zip(taps.attention_gradient, gradient, strict=True):
+            assert layer is not None
             close(layer[i], expected[0].numpy(), "gradient")
 
 
 def test_constants_that_differ_between_images_keep_the_batch(tmp_path: Path) -> None:
     class Numbered(nn.Module):
+        own: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.inner = HandWritten()

@@ -29,7 +29,7 @@ def with_free_batch(model: ir.Model, name: str) -> ir.Model | None:
 
     Args:
         model: A model that computes something from its picture.
-        name: Name of the image input, whose sizes are all numbers.
+        name: Name of the image input, whose height and width are numbers.
     """
     # A batch of 1 merged with another axis may have been before or behind it; the file has one way.
     for leading in (True, False):
@@ -55,9 +55,9 @@ class _Freed:
     def __init__(self, model: ir.Model, image: ir.Value, leading: bool) -> None:
         self.leading = leading
         self.graph, self.versions = model.graph, model.opset_imports
-        assert image.shape is not None
-        self.batch = int(str(image.shape[0]))
         self.fixed = infer(model, image)
+        (self.batch,) = _numbers(self.fixed[image].shape[:1])
+        assert image.shape is not None
         self.live = dependents(model.graph, image)
         image.shape = ir.Shape(["batch", *list(image.shape)[1:]])
         self.probes = [bound(model, image, probe, None) for probe in PROBES]

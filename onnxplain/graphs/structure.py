@@ -269,7 +269,8 @@ def _image(graph: ir.Graph) -> ir.Value:
     if len(inputs) != 1 or len(pictures) != 1:
         found = ", ".join(f"{v.name} {v.shape}" for v in inputs) or "none"
         raise UnsupportedModelError(
-            f"inputs: {found}; expected one image input [batch, 3, height, width]"
+            f"inputs: {found}; expected one image input [batch, 3, height, width], and others only "
+            "with a default (an initializer of the same name: add one, or make them constants)"
         )
     (image,) = pictures
     assert image.shape is not None
@@ -307,15 +308,18 @@ def _logits(
     image: ir.Value,
     name: str | None,
 ) -> tuple[ir.Value, int]:
-    """The output [batch, classes] and the number of classes."""
+    """The output [batch, classes] and the number of classes; or one [batch, 1, dim]."""
     batch = facts[image].shape[0]
-    possible = {}
+    possible: dict[str, tuple[ir.Value, int]] = {}
+    deeper: dict[str, tuple[ir.Value, int]] = {}
     for value in graph.outputs:
         shape = facts[value].shape
-        if value in live and len(shape) == 2 and facts[value].dtype.is_floating_point():
-            count, classes = shape
-            if count == batch and isinstance(classes, int):
-                possible[value.name or ""] = value, classes
+        if value in live and len(shape) >= 2 and facts[value].dtype.is_floating_point():
+            count, *middle, classes = shape
+            if count == batch and isinstance(classes, int) and all(d == 1 for d in middle):
+                (deeper if middle else possible)[value.name or ""] = value, classes
+    if not possible or name in deeper:
+        possible = deeper
     if name is None and len(possible) == 1:
         (name,) = possible
     elif name is None and "logits" in possible:
@@ -323,5 +327,6 @@ def _logits(
     if name is not None and name in possible:
         return possible[name]
     found = ", ".join(f"{v.name} {show(facts[v].shape)}" for v in graph.outputs)
-    several = f'; choose one, as in contract={{"logits": "{min(possible)}"}}' if possible else ""
+    one = min(possible, default="")
+    several = f'; choose one: contract={{"logits": "{one}"}}, --logits {one}' if possible else ""
     raise UnsupportedModelError(f"outputs: {found}; expected logits [batch, classes]{several}")
