@@ -19,6 +19,7 @@ from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 
 __all__ = [
     "FORMAT",
+    "HALF",
     "KEY",
     "PRECISIONS",
     "AttentionLayer",
@@ -34,6 +35,7 @@ KEY = "onnxplain"
 FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
+HALF = "half"  # the model computes in float16, and what explains it in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
-    precision: str = "fp32"  # one of PRECISIONS
+    precision: str = "fp32"  # one of PRECISIONS, or HALF
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None
@@ -335,7 +337,7 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
     if contract.score not in ("logit", "softmax", "sigmoid"):
         raise ValueError(f"score {contract.score!r}")
-    if contract.precision not in PRECISIONS:
+    if contract.precision not in (*PRECISIONS, HALF):
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:

@@ -63,6 +63,11 @@ class Facts:
     constant: np.ndarray | None = None
     counts: bool = False
 
+    @property
+    def is_half(self) -> bool:
+        """Whether it is float16."""
+        return self.dtype == ir.DataType.FLOAT16
+
 
 def infer(
     model: ir.Model, image: ir.Value, size: tuple[int, int] | None = None

@@ -31,6 +31,7 @@ from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 __all__ = ["OPSETS", "Structure", "analyse"]
 
 OPSETS = range(17, 23)
+ARITHMETIC = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
 @dataclass(frozen=True)
@@ -232,10 +233,10 @@ def _not_over(tap: Tap, positions: int) -> UnsupportedModelError:
 
 def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
     for value, fact in facts.items():
-        if value in live and fact.dtype.is_floating_point() and fact.dtype.itemsize < 4:
+        if value in live and fact.dtype.is_floating_point() and fact.dtype not in ARITHMETIC:
             raise UnsupportedModelError(
-                f"{value.name} is {fact.dtype}; expected float32, since gradients vanish in half "
-                "precision (export in float32; weights alone may be stored in half)"
+                f"{value.name} is {fact.dtype}, which onnxruntime has no CPU kernels for; expected "
+                "float32 or float16"
             )
 
 
@@ -279,10 +280,10 @@ def _image(graph: ir.Graph) -> ir.Value:
         raise UnsupportedModelError(
             f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]"
         )
-    if image.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
-            f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
-            "without a cast in front)"
+            f"input {image.name} is {image.dtype}; expected float32 or float16 (export the model "
+            "with such an input)"
         )
     return image
 
