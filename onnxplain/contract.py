@@ -19,6 +19,7 @@ from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 
 __all__ = [
     "FORMAT",
+    "HALF",
     "KEY",
     "PRECISIONS",
     "AttentionLayer",
@@ -34,6 +35,7 @@ KEY = "onnxplain"
 FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
+HALF = "half"  # the model computes in float16, and what explains it in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +189,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
-    precision: str = "fp32"  # one of PRECISIONS
+    precision: str = "fp32"  # one of PRECISIONS, or HALF
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None
@@ -198,6 +200,7 @@ class Contract:
     heatmaps: bool = False  # whether each map is there as a heatmap too
     targets: int = 1  # so many classes of each image at once; maps then have an axis for them
     class_weights: str | None = None  # input that asks for a sum of logits instead of a class
+    score: str = "logit"  # what gradients are of: or the probability by "softmax" or "sigmoid"
     rules: dict[str, Any] = field(default_factory=dict)  # options of the tables fixed at export
     verification: dict[str, Any] | None = None
     graphs: dict[str, str] | None = None  # in a bundle's contract.json: graph kind -> file name
@@ -332,7 +335,9 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on {image.size}")
     if image.multiple is not None and contract.tokens.patch is not None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
-    if contract.precision not in PRECISIONS:
+    if contract.score not in ("logit", "softmax", "sigmoid"):
+        raise ValueError(f"score {contract.score!r}")
+    if contract.precision not in (*PRECISIONS, HALF):
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:

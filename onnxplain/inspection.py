@@ -19,6 +19,10 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     yield "model", f"{source.name} ({source.framework})"
     if source.weights_sha256:
         yield "weights", f"sha256 {source.weights_sha256}"
+    if contract.score != "logit":
+        yield "gradients of", f"the probability, by {contract.score}"
+    if contract.precision == "half":
+        yield "precision", "the model computes in float16, what explains it in float32"
     if contract.precision == "fp16":
         yield "precision", "weights stored as float16; computes in float32"
     if source.versions:

@@ -24,6 +24,7 @@ __all__ = [
     "ImageSize",
     "Json",
     "Labels",
+    "Logits",
     "Methods",
     "Model",
     "ModelOutput",
@@ -32,6 +33,7 @@ __all__ = [
     "Precision",
     "Pretrained",
     "RequireTarget",
+    "Score",
     "Seed",
     "StartLayer",
     "Targets",
@@ -63,6 +65,13 @@ Targets = Annotated[int, typer.Option(min=1, help="So many classes of each image
 Seed = Annotated[
     Literal["target", "weights"],
     typer.Option(help="weights: an input asks for any sum of logits, too."),
+]
+Score = Annotated[
+    Literal["logit", "probability"],
+    typer.Option(help="probability: gradients of it, not of the logit."),
+]
+Logits = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Output to explain, where there are several.")
 ]
 RequireTarget = Annotated[
     bool, typer.Option("--require-target", help="Inputs without defaults, which some refuse.")

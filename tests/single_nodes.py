@@ -13,7 +13,7 @@ from onnx import helper
 
 from onnxplain.graphs import normal  # noqa: F401  (fills the table)
 from onnxplain.graphs.normal.rewrite import rewrite
-from onnxplain.graphs.shapes import bind
+from onnxplain.graphs.shapes import bound
 
 __all__ = ["Arrays", "floats", "run", "single", "written_out"]
 
@@ -67,6 +67,6 @@ def written_out(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = ir.from_proto(model)
     first = graph.graph.inputs[0]
     assert first.shape is not None
-    rewrite(graph, bind(graph, first, int(first.shape[0]), None))  # type: ignore[arg-type]
+    rewrite(graph, bound(graph, first, int(first.shape[0]), None))  # type: ignore[arg-type]
     del graph.opset_imports["com.microsoft"]  # so that none of its operators can run
     return ir.to_proto(graph)

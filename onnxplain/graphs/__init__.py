@@ -52,6 +52,7 @@ def instrument(
     heatmaps: bool = False,
     targets: int = 1,
     seed: str = "target",
+    score: str = "logit",
     require_target: bool = False,
     embed_preprocessing: bool = False,
 ) -> Report:
@@ -86,6 +87,9 @@ def instrument(
             by default the likeliest ones, maps are [batch, targets, h, w].
         seed: "weights" adds an input `class_weights` [batch, classes], which explains that sum of
             logits instead of one class (cat rather than dog).
+        score: "probability": gradients are those of the probability that a Softmax or Sigmoid at
+            the end makes of the logit (of other models, that a Softmax would); relevance stays one
+            of logits, so its methods are left out.
         require_target: These inputs have no default (-1 is the prediction, 0 weighs nothing), for
             runtimes that know no optional inputs (onnxruntime-web, OpenVINO).
         embed_preprocessing: The input becomes one picture as it is, `image` uint8
@@ -106,6 +110,7 @@ def instrument(
         heatmaps=heatmaps,
         targets=targets,
         seed=seed,
+        score=score,
         require_target=require_target,
     )
     bundle = Path(path).suffix != ".onnx"

@@ -16,7 +16,7 @@ from onnxplain.graphs.interface import drop_unused, emit, free_names, target_las
 from onnxplain.graphs.maps import draw
 from onnxplain.graphs.read_tokens import token_weights
 from onnxplain.graphs.relevance import ATTRIBUTION, LRP
-from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET, seeds
+from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET, of_probabilities, seeds
 from onnxplain.graphs.selection import maps_alone
 from onnxplain.graphs.sizes import for_any_size
 from onnxplain.graphs.structure import Structure, analyse
@@ -88,6 +88,11 @@ def _build_for(model: ir.Model, contract: Contract, required: bool) -> ir.Model:
             weighted=weighted,
             required=required,
         )
+    if walks and contract.score != "logit":
+        logits = b.of(found.logits)
+        asked = [
+            of_probabilities(b, logits, seed, contract.score) for seed in asked if seed is not None
+        ]
     drawn: dict[str, list[Tensor]] = {}
     for seed in asked:
         values = dict(outputs)

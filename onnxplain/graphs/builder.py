@@ -8,7 +8,7 @@ nothing is no node: rules can be written as the formulas they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,23 @@ class Builder:
         self._stacks: dict[ir.Value, tuple[list[Tensor], int]] = {}  # parts and axis of a Concat
 
     def of(self, value: ir.Value) -> Tensor:
-        """The tensor of a value that the graph had before."""
+        """The tensor of a value that the graph had before; one in float16 as float32.
+
+        What is added is computed in float32: relevance divides by 1e-9, which is 0 in float16.
+        """
         fact = self.facts[value]
-        return Tensor(value, fact.shape, fact.dtype, fact.constant)
+        tensor = Tensor(value, fact.shape, fact.dtype, fact.constant)
+        if not fact.is_half:
+            return tensor
+        whole = self.cast(tensor, ir.DataType.FLOAT)
+        return replace(whole, constant=_as_float32(fact.constant))
+
+    def stored(self, tensor: Tensor) -> ir.Value:
+        """The value that `of` made a tensor of."""
+        node = tensor.value.producer()
+        before = None if node is None or node.op_type != "Cast" else node.inputs[0]
+        cast = before is not None and before in self.facts and self.facts[before].is_half
+        return before if cast and before is not None else tensor.value
 
     def is_fixed(self, value: ir.Value) -> bool:
         """Whether a value is computed from constants and shapes alone."""
@@ -329,6 +343,10 @@ class Builder:
         axes = [i for i, d in enumerate(shape, extra) if d == 1 and x.shape[i] != 1]
         summed = self.sum(x, [*range(extra), *axes])
         return self.reshape(summed, shape) if extra else summed
+
+
+def _as_float32(constant: np.ndarray | None) -> np.ndarray | None:
+    return None if constant is None else constant.astype(np.float32)
 
 
 def _pad(x: Tensor, shape: Shape) -> Shape:

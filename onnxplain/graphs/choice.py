@@ -11,7 +11,7 @@ from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.relevance import LRP
 from onnxplain.graphs.structure import Structure
 from onnxplain.graphs.taps import dependents
-from onnxplain.outputs import ALIASES, METHODS
+from onnxplain.outputs import ALIASES, METHODS, Needs
 
 __all__ = ["named", "refusals", "served"]
 
@@ -33,7 +33,11 @@ def named(methods: Iterable[str]) -> list[str]:
 
 
 def served(
-    found: Structure, readout: Readout | None, methods: Iterable[str] | None
+    found: Structure,
+    readout: Readout | None,
+    methods: Iterable[str] | None,
+    *,
+    probability: bool = False,
 ) -> tuple[str, ...]:
     """The methods to serve, cheapest first.
 
@@ -41,12 +45,15 @@ def served(
         found: What the graph is.
         readout: The row that stands for the head; None: there is none.
         methods: Names or aliases; None: every method that is defined for the model.
+        probability: Whether the score is a probability, not a logit.
 
     Raises:
         UnsupportedModelError: None is defined, or one that was asked for is not, with the reason.
         InputError: An unknown method, or none given.
     """
     refused = refusals(found, readout)
+    if probability:
+        refused |= {m: PROBABILITY for m, n in METHODS.items() if _is_of_relevance(n)}
     if methods is None:
         served = tuple(method for method in METHODS if method not in refused)
         if not served:
@@ -59,6 +66,13 @@ def served(
                 f"{method} is not defined for this model: {refused[method]}"
             )
     return tuple(method for method in METHODS if method in wanted)
+
+
+PROBABILITY = "relevance is shared out from a logit; expected the score logit"
+
+
+def _is_of_relevance(needs: Needs) -> bool:
+    return needs.pixels is not None or {needs.relevance, needs.relevance_lrp} != {"none"}
 
 
 def refusals(found: Structure, readout: Readout | None) -> dict[str, str]:

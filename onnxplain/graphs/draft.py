@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 import onnx_ir as ir
 
 from onnxplain import __version__
-from onnxplain.contract import AttentionLayer, Contract, ImageInput, Readout, Source, Tokens
+from onnxplain.contract import (
+    HALF,
+    AttentionLayer,
+    Contract,
+    ImageInput,
+    Readout,
+    Source,
+    Tokens,
+)
 from onnxplain.errors import ContractError, InputError, UnsupportedModelError
 from onnxplain.graphs.structure import Structure
 from onnxplain.graphs.tokens import prefix_names
@@ -77,7 +85,7 @@ def draft(
         source=dataclasses.replace(source, versions=versions),
         labels=None if labels is None else read_labels(labels, found.classes),
         logits=found.logits.name or "",
-        precision=_precision(model),
+        precision=_precision(model, found),
     )
     try:
         return Contract.from_json(contract.to_json(), where="contract=")
@@ -192,7 +200,11 @@ def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
         raise InputError(f"fields {', '.join(fields)}; expected {known}") from None
 
 
-def _precision(model: ir.Model) -> str:
+def _precision(model: ir.Model, found: Structure) -> str:
+    values = [tap.value for layer in found.layers for tap in layer]
+    values += [features.value for features in found.features]
+    if any(found.facts[value].is_half for value in values):
+        return HALF
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return (
         "fp16" if any(t is not None and t.dtype == ir.DataType.FLOAT16 for t in tensors) else "fp32"

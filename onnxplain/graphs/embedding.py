@@ -75,6 +75,8 @@ def _replace_input(graph: ir.Graph, spec: ImageInput) -> None:
     graph.inputs[list(graph.inputs).index(pixels)] = image
     nodes = _Nodes()
     result = nodes.preprocess(image, spec)
+    if pixels.dtype is not None and pixels.dtype != ir.DataType.FLOAT:
+        result = nodes.op("Cast", result, to=int(pixels.dtype))
     pixels.replace_all_uses_with(result)
     taken = {v.name for node in graph for v in node.outputs} | {*graph.initializers}
     taken |= {value.name for value in graph.inputs}

@@ -15,23 +15,22 @@ import onnx_ir as ir
 from onnxplain.contract import KEY, Contract, Source
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.assemble import build
-from onnxplain.graphs.builder import symbolic
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
+from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
 from onnxplain.graphs.normal import normalised
 from onnxplain.graphs.request import Request
+from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
 from onnxplain.graphs.selection import maps_alone, with_methods
-from onnxplain.graphs.shapes import Facts
-from onnxplain.graphs.structure import Structure, analyse
+from onnxplain.graphs.structure import analyse
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = ["SINGLE", "Explained", "explain"]
 
 SINGLE = "single"
-PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
 
 
 @dataclass(frozen=True)
@@ -113,9 +112,16 @@ def explain(
     size = _size(overrides)
     model = normalised(model, size)
     found = analyse(model, logits, size)
-    if logits is None and (inner := _before_probabilities(found)) is not None:
-        model, logits = _with_logits(model, inner, found.facts[inner])
+    probability = request.score == "probability"
+    score = score_of(found) if probability else "logit"
+    inner = before_the_end(model, found, as_named=logits is not None and not probability)
+    if inner is not None:
+        model, logits = inner
         found = analyse(model, logits, size)
+    if found.batch is not None and not found.any_size:
+        freed = with_free_batch(model, found.image.name or "")
+        if freed is not None:
+            model, found = freed, analyse(freed, logits, size)
     base = draft(
         model,
         found,
@@ -124,7 +130,8 @@ def explain(
         labels=labels,
         overrides=overrides,
     )
-    chosen = served(found, base.readout, methods)
+    chosen = served(found, base.readout, methods, probability=probability)
+    base = dataclasses.replace(base, score=score)
     if gamma and "attnlrp" not in chosen:
         raise InputError("gamma is of the method attnlrp, which is not among those of this file")
     if gamma:
@@ -178,28 +185,6 @@ def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
     if min(height, width) < 1:
         raise InputError(f"input size {given!r}; expected [height, width] in pixels")
     return height, width
-
-
-def _before_probabilities(found: Structure) -> ir.Value | None:
-    """What a Softmax or Sigmoid at the very end makes probabilities of."""
-    node = found.logits.producer()
-    if node is None or node.domain != "" or node.op_type not in PROBABILITIES:
-        return None
-    inner = node.inputs[0]
-    return inner if inner is not None and inner.producer() is not None else None
-
-
-def _with_logits(model: ir.Model, inner: ir.Value, fact: Facts) -> tuple[ir.Model, str]:
-    """A copy of the model with the value as one more output, and the name of that output."""
-    model = model.clone()
-    values = {value.name: value for node in model.graph for value in node.outputs}
-    value = values[inner.name]
-    value.type, value.shape = ir.TensorType(fact.dtype), symbolic(fact.shape)
-    if "logits" not in {*values, *model.graph.initializers, *(v.name for v in model.graph.inputs)}:
-        value.name = "logits"
-    if not value.is_graph_output():
-        model.graph.outputs.append(value)
-    return model, str(value.name)
 
 
 def _known(model: ir.Model) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxplain.graphs.axes import volume
 from onnxplain.graphs.builder import Builder, Tensor
@@ -141,7 +142,7 @@ def _signed(s: Step, i: int, w: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _has_few_inputs(s: Step, w: int) -> bool:
     """Whether some output of the map is made of less than `FEW` inputs of weight other than 0."""
     weight, operator = s.input(w), s.node.op_type
-    tensor = weight.value.const_value
+    tensor = s.b.stored(weight).const_value
     if tensor is None or operator == "Einsum" or weight.rank < 2:
         return volume(weight.shape) < FEW * FEW
     over: tuple[int, ...] = (weight.rank - 2 if w == 1 else weight.rank - 1,)
@@ -319,9 +320,17 @@ def first_convolution(other: Rule) -> Rule:
     """The z-B rule where the convolution reads the picture itself, `other` elsewhere."""
 
     def rule(s: Step, r: Grads) -> Results:
-        return (bounded if s.input(0).value.is_graph_input() else other)(s, r)
+        return (bounded if _is_picture(s.node.inputs[0]) else other)(s, r)
 
     return rule
+
+
+def _is_picture(value: ir.Value | None) -> bool:
+    """Whether it is the input of the graph, be it in another precision."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Cast":
+        return _is_picture(node.inputs[0])
+    return value is not None and value.is_graph_input()
 
 
 def table(affine: Rule, balance: bool) -> dict[str, Rule]:

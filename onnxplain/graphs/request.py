@@ -12,6 +12,7 @@ __all__ = ["Request"]
 
 OUTPUTS = ("taps", "maps", "both")
 SEEDS = ("target", "weights")
+SCORES = ("logit", "probability")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,9 @@ class Request:
             of one class, so there are none for more than one.
         seed: "target": a class is asked for. "weights": also, by the input `class_weights`
             [batch, classes], any sum of logits.
+        score: "logit": gradients are those of the logit. "probability": of what a Softmax or
+            Sigmoid at the end makes of it, or a Softmax would; relevance is that of a logit, so
+            the methods of it are left out.
         require_target: Whether these inputs have to be given (a target of -1, weights of 0 are what
             they are when left out). Some runtimes refuse values for inputs that can be left out
             (onnxruntime-web), or make constants of them (OpenVINO).
@@ -44,6 +48,7 @@ class Request:
     heatmaps: bool = False
     targets: int = 1
     seed: str = "target"
+    score: str = "logit"
     require_target: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +56,8 @@ class Request:
             raise InputError(f"outputs {self.outputs!r}; expected one of {', '.join(OUTPUTS)}")
         if self.seed not in SEEDS:
             raise InputError(f"seed {self.seed!r}; expected one of {', '.join(SEEDS)}")
+        if self.score not in SCORES:
+            raise InputError(f"score {self.score!r}; expected one of {', '.join(SCORES)}")
         if not isinstance(self.targets, int) or isinstance(self.targets, bool) or self.targets < 1:
             raise InputError(f"targets {self.targets!r}; expected how many classes, from 1 on")
         if self.outputs == "taps" and (self.map_options or self.heatmaps):

@@ -8,7 +8,7 @@ import onnx_ir as ir
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.shapes import Shape
 
-__all__ = ["CLASS_WEIGHTS", "TARGET", "seeds"]
+__all__ = ["CLASS_WEIGHTS", "TARGET", "of_probabilities", "seeds"]
 
 TARGET = "target"
 CLASS_WEIGHTS = "class_weights"
@@ -56,6 +56,25 @@ def seeds(
     if targets == 1:
         return [hot]
     return [b.reshape(b.slice(hot, 1, i, i + 1), (batch, classes)) for i in range(targets)]
+
+
+def of_probabilities(b: Builder, logits: Tensor, weights: Tensor, score: str) -> Tensor:
+    """Gradient of a weighted sum of probabilities p at the logits, [batch, classes].
+
+    Of a Softmax p (w - sum(w p)), of a Sigmoid w p (1 - p).
+
+    Args:
+        b: Builder on the graph.
+        logits: [batch, classes].
+        weights: w, [batch, classes].
+        score: "softmax" or "sigmoid".
+    """
+    if score == "sigmoid":
+        # 1 - p is 0 in float32 from a logit of 17 on, where p of the negative logit is not.
+        against = b.unary("Sigmoid", b.neg(logits))
+        return b.mul(weights, b.mul(b.unary("Sigmoid", logits), against))
+    p = b.unary("Softmax", logits, axis=-1)
+    return b.mul(p, b.sub(weights, b.sum(b.mul(weights, p), [-1])))
 
 
 def _likeliest(b: Builder, logits: Tensor, count: int) -> Tensor:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
 
-__all__ = ["PROBES", "Batch", "Dim", "Facts", "Shape", "bind", "infer", "show", "visit"]
+__all__ = ["PROBES", "Batch", "Dim", "Facts", "Shape", "bound", "infer", "merge", "show", "visit"]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
 NUMBERS = {
@@ -63,6 +63,11 @@ class Facts:
     constant: np.ndarray | None = None
     counts: bool = False
 
+    @property
+    def is_half(self) -> bool:
+        """Whether it is float16."""
+        return self.dtype == ir.DataType.FLOAT16
+
 
 def infer(
     model: ir.Model, image: ir.Value, size: tuple[int, int] | None = None
@@ -91,10 +96,10 @@ def infer(
             return _propagate(model, image, 1, size)
         except ModelError:
             raise error from None
-    return {value: _merge(value, *(run[value] for run in runs)) for value in runs[0]}
+    return {value: merge(value, *(run[value] for run in runs)) for value in runs[0]}
 
 
-def _merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
+def merge(value: ir.Value, first: Facts, second: Facts) -> Facts:
     """What both batch sizes of `PROBES` agree on."""
     if len(first.shape) != len(second.shape):
         raise UnsupportedModelError(f"the rank of {value.name} changes with the batch size")
@@ -132,16 +137,16 @@ def _propagate(
     model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
 ) -> dict[ir.Value, Facts]:
     """Facts of every value with batch and picture bound to sizes, so that all are numbers."""
-    facts = bind(model, image, batch, size)
+    facts = bound(model, image, batch, size)
     for node in model.graph:
         visit(node, facts, model.opset_imports)
     return facts
 
 
-def bind(
+def bound(
     model: ir.Model, image: ir.Value, batch: int, size: tuple[int, int] | None
 ) -> dict[ir.Value, Facts]:
-    """Facts of inputs and weights with batch and picture bound to sizes."""
+    """Facts of inputs and weights, with batch and picture bound to sizes."""
     facts: dict[ir.Value, Facts] = {}
     for value in model.graph.inputs:
         dims = list(value.shape or ())
@@ -177,7 +182,7 @@ def _of_constant(node: ir.Node) -> Facts:
 
 
 def visit(node: ir.Node, facts: dict[ir.Value, Facts], versions: dict[str, int]) -> None:
-    """Adds the facts of what a node computes, from those of what it reads."""
+    """Adds the facts of the outputs of a node whose inputs all have numbers for sizes."""
     if node.op_type == "Constant" and node.domain == "":
         facts[node.outputs[0]] = _of_constant(node)
         return
@@ -254,6 +259,7 @@ def _infer_types(
         for name, fact in inputs.items()
         if fact.constant is not None
     }
+    opsets = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
     try:
         schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
         return onnx.shape_inference.infer_node_outputs(

@@ -30,6 +30,8 @@ from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 
 __all__ = ["Structure", "analyse"]
 
+ARITHMETIC = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -230,10 +232,10 @@ def _not_over(tap: Tap, positions: int) -> UnsupportedModelError:
 
 def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
     for value, fact in facts.items():
-        if value in live and fact.dtype.is_floating_point() and fact.dtype.itemsize < 4:
+        if value in live and fact.dtype.is_floating_point() and fact.dtype not in ARITHMETIC:
             raise UnsupportedModelError(
-                f"{value.name} is {fact.dtype}; expected float32, since gradients vanish in half "
-                "precision (export in float32; weights alone may be stored in half)"
+                f"{value.name} is {fact.dtype}, which onnxruntime has no CPU kernels for; expected "
+                "float32 or float16"
             )
 
 
@@ -261,7 +263,8 @@ def _image(graph: ir.Graph) -> ir.Value:
     if len(inputs) != 1 or len(pictures) != 1:
         found = ", ".join(f"{v.name} {v.shape}" for v in inputs) or "none"
         raise UnsupportedModelError(
-            f"inputs: {found}; expected one image input [batch, 3, height, width]"
+            f"inputs: {found}; expected one image input [batch, 3, height, width], and others only "
+            "with a default (an initializer of the same name: add one, or make them constants)"
         )
     (image,) = pictures
     assert image.shape is not None
@@ -270,10 +273,10 @@ def _image(graph: ir.Graph) -> ir.Value:
         raise UnsupportedModelError(
             f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]"
         )
-    if image.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+    if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
-            f"input {image.name} is {image.dtype}; expected float32 (export the model in float32, "
-            "without a cast in front)"
+            f"input {image.name} is {image.dtype}; expected float32 or float16 (export the model "
+            "with such an input)"
         )
     return image
 
@@ -299,15 +302,18 @@ def _logits(
     image: ir.Value,
     name: str | None,
 ) -> tuple[ir.Value, int]:
-    """The output [batch, classes] and the number of classes."""
+    """The output [batch, classes] and the number of classes; or one [batch, 1, dim]."""
     batch = facts[image].shape[0]
-    possible = {}
+    possible: dict[str, tuple[ir.Value, int]] = {}
+    deeper: dict[str, tuple[ir.Value, int]] = {}
     for value in graph.outputs:
         shape = facts[value].shape
-        if value in live and len(shape) == 2 and facts[value].dtype.is_floating_point():
-            count, classes = shape
-            if count == batch and isinstance(classes, int):
-                possible[value.name or ""] = value, classes
+        if value in live and len(shape) >= 2 and facts[value].dtype.is_floating_point():
+            count, *middle, classes = shape
+            if count == batch and isinstance(classes, int) and all(d == 1 for d in middle):
+                (deeper if middle else possible)[value.name or ""] = value, classes
+    if not possible or name in deeper:
+        possible = deeper
     if name is None and len(possible) == 1:
         (name,) = possible
     elif name is None and "logits" in possible:
@@ -315,5 +321,6 @@ def _logits(
     if name is not None and name in possible:
         return possible[name]
     found = ", ".join(f"{v.name} {show(facts[v].shape)}" for v in graph.outputs)
-    several = f'; choose one, as in contract={{"logits": "{min(possible)}"}}' if possible else ""
+    one = min(possible, default="")
+    several = f'; choose one: contract={{"logits": "{one}"}}, --logits {one}' if possible else ""
     raise UnsupportedModelError(f"outputs: {found}; expected logits [batch, classes]{several}")

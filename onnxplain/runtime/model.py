@@ -35,6 +35,7 @@ class _Graph:
         self.takes: set[str] = set()
         self.requires: set[str] = set()
         self.shapes: dict[str, list[int | str | None]] = {}
+        self.types: dict[str, str] = {}
 
     def open(self, devices: Sequence[Device], threads: int | None) -> Device:
         self.session, device = open_session(self.path, devices, threads=threads)
@@ -43,6 +44,7 @@ class _Graph:
         self.requires = {value.name for value in inputs}
         self.takes = self.requires | {value.name for value in optional}
         self.shapes = {value.name: list(value.shape) for value in (*inputs, *optional)}
+        self.types = {value.name: value.type for value in inputs}
         return device
 
     def check(self, contract: Contract) -> None:
@@ -214,10 +216,11 @@ class Model:
             chosen = [min(start + i, len(images) - 1) for i in range(size)]
             feeds = {name: array[chosen] for name, array in questions.items()}
             one = self.contract.input.layout == "HWC"
-            feeds[self.contract.input.name] = (
-                images[start] if one else np.stack([images[i] for i in chosen])
-            )
-            values = self._run(graph, feeds, names)
+            pixels = images[start] if one else np.stack([images[i] for i in chosen])
+            if graph.types.get(self.contract.input.name) == "tensor(float16)":
+                pixels = pixels.astype(np.float16)
+            feeds[self.contract.input.name] = pixels
+            values = [_at_least_float32(value) for value in self._run(graph, feeds, names)]
             parts.append([value[: len(images) - start] for value in values])
         whole = (p[0] if len(p) == 1 else np.concatenate(p) for p in zip(*parts, strict=True))
         return dict(zip(names, whole, strict=True))
@@ -317,6 +320,10 @@ def _map_names(contract: Contract, methods: Iterable[str]) -> Iterator[str]:
             yield map_name(method)
             if contract.heatmaps:
                 yield heatmap_name(method)
+
+
+def _at_least_float32(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(np.float32) if array.dtype == np.float16 else array
 
 
 def _some(names: Sequence[str]) -> str:

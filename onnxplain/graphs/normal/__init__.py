@@ -20,7 +20,7 @@ from onnxplain.graphs.normal import (  # noqa: F401
 )
 from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
 from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
-from onnxplain.graphs.shapes import PROBES, bind
+from onnxplain.graphs.shapes import PROBES, bound
 
 __all__ = ["CONVERTED", "OPSETS", "normalised"]
 
@@ -63,7 +63,7 @@ def _rewritten(model: ir.Model, batch: int, size: tuple[int, int] | None) -> ir.
     model = model.clone()
     image = _image(model)
     assert image is not None
-    rewrite(model, bind(model, image, batch, size))
+    rewrite(model, bound(model, image, batch, size))
     return model
 
 
