@@ -87,6 +87,7 @@ class Output(nn.Module):
     def __init__(self, model: nn.Module, *names: str) -> None:
         super().__init__()
         self.model, self.names = model, names
+        self.eval()  # an exporter that finds it in training mode puts the model into it
 
     def forward(self, images: Tensor) -> Any:
         output = self.model(images)

@@ -10,20 +10,9 @@ import pytest
 import torch
 import torchvision
 from small_vits import CONFIGURATIONS, small_vit
-from source_framework import COMPARED, compare, lively, torchscript
+from source_framework import COMPARED, compare, lively, torchscript, with_dynamo
+from timm_twins import compare_relevance, twin
 from torch import Tensor, nn
-
-SIZE = (32, 32)
-TORCHSCRIPT = (17,)
-CURRENT = (18, 22)
-
-
-def fused(module: Any, yes: bool) -> Any:
-    """timm's setting for scaled_dot_product_attention."""
-    for part in module.modules():
-        if hasattr(part, "fused_attn"):
-            part.fused_attn = yes
-    return module.eval()
 
 
 class Encoder(nn.Module):
@@ -82,19 +71,58 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture
-def plain(tmp_path: Path) -> Path:
-    return tmp_path / "plain.onnx"
+# torch writes its own attention at opset 14 and later.
+AT_OPSET_14 = ("torchvision", "post-norm encoder", "pre-norm encoder")
+SEVERAL = ("class token", "mean pooling, no class token", "pre-norm", "torchvision")
+# The older exporter: every model at the newest opset that its users choose, some at others.
+TORCHSCRIPT = [(17, name) for name in MODELS]
+# The current exporter, which has LayerNormalization in every one, and Gelu from 20 on.
+CURRENT = [
+    (18, "class token"),
+    (20, "torchvision"),
+    (20, "post-norm encoder"),
+    (20, "batch normalisation, mean pooling"),
+    (22, "swiglu"),
+]
+
+
+def build(name: str, opset: int) -> Any:
+    torch.manual_seed(3)
+    module = lively(MODELS[name]())
+    for part in module.modules():
+        if hasattr(part, "fused_attn"):  # timm's name for scaled_dot_product_attention
+            part.fused_attn = opset >= 14
+    return module
 
 
 def size_of(name: str) -> tuple[int, int]:
-    return (56, 56) if name == "registers" else SIZE
+    return (56, 56) if name == "registers" else (32, 32)
 
 
-@pytest.mark.parametrize("opset", TORCHSCRIPT)
-@pytest.mark.parametrize("name", MODELS)
-def test_torchscript(name: str, opset: int, plain: Path) -> None:
-    torch.manual_seed(3)
-    module = fused(lively(MODELS[name]()), opset >= 14)  # torch exports it from there on
-    report = compare(module, torchscript(module, plain, opset, size_of(name)))
-    assert report.methods == COMPARED
+@pytest.mark.parametrize(("opset", "name"), TORCHSCRIPT)
+def test_torchscript(name: str, opset: int, tmp_path: Path) -> None:
+    module = build(name, opset)
+    plain = torchscript(module, tmp_path / "plain.onnx", opset, size_of(name))
+    assert compare(module, plain).methods == COMPARED
+
+
+@pytest.mark.parametrize(("opset", "name"), CURRENT)
+def test_current_exporter(name: str, opset: int, tmp_path: Path) -> None:
+    module = build(name, opset)
+    plain = with_dynamo(module, tmp_path / "plain.onnx", opset, size_of(name))
+    assert compare(module, plain).methods == COMPARED
+
+
+@pytest.mark.parametrize("name", ["class token", "swiglu"])
+def test_attention_written_out(name: str, tmp_path: Path) -> None:
+    """As timm computes it without scaled_dot_product_attention."""
+    module = build(name, 11)
+    plain = torchscript(module, tmp_path / "plain.onnx", 17, size_of(name))
+    assert compare(module, plain).methods == COMPARED
+
+
+@pytest.mark.parametrize("name", ["class token", "torchvision"])
+def test_relevance(name: str, tmp_path: Path) -> None:
+    module = build(name, 17)
+    plain = torchscript(module, tmp_path / "plain.onnx", 17, size_of(name))
+    compare_relevance(plain, module if name == "class token" else twin(module, "torchvision"))

@@ -20,6 +20,7 @@ from source_framework import (
     torchscript,
     with_dynamo,
 )
+from timm_twins import compare_relevance, twin
 from torch_gradcam import Family, torch_gradcam
 
 import onnxplain as ox
@@ -144,6 +145,12 @@ def test_torchscript(name: str, attention: str, opset: int, tmp_path: Path) -> N
 @pytest.mark.parametrize("attention", ["sdpa"])
 def test_registers(attention: str, tmp_path: Path) -> None:
     check(REGISTERS, attention, with_dynamo, 20, tmp_path / "plain.onnx")
+
+
+def test_relevance(tmp_path: Path) -> None:
+    model = KINDS["vit"].build("sdpa")
+    plain = torchscript(Output(model, "logits"), tmp_path / "plain.onnx", 17, (32, 32))
+    compare_relevance(plain, twin(model, "transformers"))
 
 
 def test_swin_is_served_with_gradcam(tmp_path: Path) -> None:
