@@ -205,12 +205,14 @@ def _(s: Source) -> Case:
     size = [d * (k - 1) + 1 + s.integer(0, 2) for k, d in zip(kernel, dilations, strict=True)]
     weight = Fixed(s.normal((out, channels // group, *kernel)))
     bias = [Fixed(s.normal((out,)))] if s.flag() else []
+    valid = not any(pads) and s.flag()
     return s.case(
         [s.normal((s.integer(1, 2), channels, *size)), weight, *bias],
         kernel_shape=kernel if s.flag() else None,
         strides=strides if strides != [1] * spatial or s.flag() else None,
         dilations=dilations if dilations != [1] * spatial or s.flag() else None,
-        pads=pads if any(pads) or s.flag() else None,
+        pads=pads if any(pads) or (not valid and s.flag()) else None,
+        auto_pad="VALID" if valid else None,
         group=group if group > 1 or s.flag() else None,
     )
 

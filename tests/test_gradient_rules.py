@@ -187,7 +187,7 @@ REFUSED = {
     'y = Einsum <equation = "...ij->...i"> (x)': "no ellipsis",
     'y = Einsum <equation = "bcjj->bc"> (x)': "or diagonal",
     'y = Einsum <equation = "bcij"> (x)': "expected an explicit result",
-    'y = Conv <auto_pad = "SAME_UPPER"> (x, kernel)': "auto_pad",
+    'y = Conv <auto_pad = "SAME_UPPER"> (x, kernel)': "auto_pad SAME_UPPER",
     "y = LpNormalization <axis = 1, p = 1> (x)": "p is 1",
     "y = MaxPool <kernel_shape = [2, 2], storage_order = 1> (x)": "storage_order 1",
     'y = Pad <mode = "edge"> (x, pads)': "its mode repeats elements",

@@ -72,8 +72,8 @@ def _(s: Step, g: Grads) -> Results:
 
 def geometry(s: Step, spatial: int) -> tuple[list[int], list[int], list[int]]:
     """Strides, dilations and pads of the windows."""
-    if s.text("auto_pad", "NOTSET") != "NOTSET":
-        raise s.refuse("auto_pad; expected explicit pads")
+    if (padding := s.text("auto_pad", "NOTSET")) not in ("NOTSET", "VALID"):  # VALID: none
+        raise s.refuse(f"auto_pad {padding}; expected explicit pads")
     strides = s.integers("strides") or [1] * spatial
     dilations = s.integers("dilations") or [1] * spatial
     return strides, dilations, s.integers("pads") or [0] * (2 * spatial)
