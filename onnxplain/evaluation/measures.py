@@ -272,7 +272,8 @@ _LOCALISATION = [
         range=(0, 1),
         headline=True,
         definition="Sum of the heatmap inside the object's mask by its sum, mean over the maps; "
-        "0 of a blank map. Pixels that the mask does not count are left out. (Wang et al., Score-CAM, 2020.)",
+        "0 of a blank map. Pixels that the mask does not count are left out. "
+        "(Wang et al., Score-CAM, 2020.)",
     ),
     Measure(
         name="pointing_game",
@@ -282,7 +283,8 @@ _LOCALISATION = [
         range=(0, 1),
         headline=True,
         definition="Share of the maps whose largest value (of equal ones the first in reading "
-        "order) lies on the object, without tolerance; a blank map misses. (Zhang et al., ECCV 2016.)",
+        "order) lies on the object, without tolerance; a blank map misses. "
+        "(Zhang et al., ECCV 2016.)",
     ),
     Measure(
         name="pointing_other",
