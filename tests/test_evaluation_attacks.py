@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.integrate import trapezoid
 
 import onnxplain as ox
 from onnxplain import InputError
@@ -119,3 +122,34 @@ def test_no_half_of_a_report_is_left(
     monkeypatch.undo()
     evaluate(garments, "garments", tmp_path, limit=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, *REPORT])
+
+
+def test_curves_have_the_areas_that_are_reported(garments: Path) -> None:
+    found = evaluate(garments, "garments", None, limit=2, steps=7)  # does not divide 64 patches
+    for curve in found.results["curves"]:
+        value = found.value(curve["method"], curve["measure"]).value
+        assert trapezoid(curve["y"], curve["x"]) == pytest.approx(value, abs=1e-12)
+
+
+def test_weights_in_a_file_of_any_name_count_as_the_model(garments: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    loaded = onnx.load(garments)
+    onnx.save(loaded, model, save_as_external_data=True, location="other")
+    evaluate(model, "garments", tmp_path / "report", limit=1)
+    weights = bytearray((tmp_path / "other").read_bytes())
+    weights[-4096:] = bytes(4096)
+    (tmp_path / "other").write_bytes(weights)
+    with pytest.raises(InputError, match="holds an evaluation with model"):
+        evaluate(model, "garments", tmp_path / "report", limit=1)
+
+
+def test_a_report_in_the_folder_of_the_bundle(garments: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    shutil.copy(garments, bundle / "maps.onnx")
+    before = run._digest(bundle)
+    for name in (*REPORT, FILE, f"{FILE}-wal"):
+        (bundle / name).write_text("of the report")
+    assert run._digest(bundle) == before
+    (bundle / "maps.onnx").write_bytes(b"another model")
+    assert run._digest(bundle) != before

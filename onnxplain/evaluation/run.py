@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx_ir as ir
-
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 from onnxplain.evaluation.datasets import open_dataset
@@ -26,7 +24,7 @@ from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
 from onnxplain.evaluation.study import Layout
 from onnxplain.evaluation.work import Step, Work, spread
 from onnxplain.graphs.randomised import levels
-from onnxplain.graphs.storage import load
+from onnxplain.graphs.storage import weight_files
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explainer import Explainer
 
@@ -261,9 +259,7 @@ def _digest(source: Path) -> str:
     if source.is_dir():  # the report may be in it
         files = sorted(p for p in source.iterdir() if p.is_file() and not _is_ours(p.name))
     else:
-        weights = (v.const_value for v in load(source).graph.initializers.values())
-        beside = {Path(w.path) for w in weights if isinstance(w, ir.ExternalTensor)}
-        files = [source, *sorted(beside)]
+        files = [source, *weight_files(source)]
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
