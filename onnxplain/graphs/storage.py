@@ -22,7 +22,15 @@ from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["CONTRACT_FILE", "Report", "check_destination", "drafted", "load", "save"]
+__all__ = [
+    "CONTRACT_FILE",
+    "Report",
+    "check_destination",
+    "drafted",
+    "load",
+    "save",
+    "weight_files",
+]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
@@ -95,6 +103,16 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
             ) from None
         raise ModelError(f"{path}: not an ONNX model, or a damaged one ({reason})") from None
     return _inlined(model)
+
+
+def weight_files(source: str | os.PathLike[str]) -> list[Path]:
+    """The files beside an ONNX file that hold weights of it, by name.
+
+    Raises:
+        ModelError: As in `load`.
+    """
+    tensors = (value.const_value for value in load(source).graph.initializers.values())
+    return sorted({Path(t.path) for t in tensors if isinstance(t, ir.ExternalTensor)})
 
 
 def _inlined(model: ir.Model) -> ir.Model:
