@@ -35,7 +35,8 @@ FILLS = {
     "zero": "set to 0 before normalisation (black)",
     "mean": "set to the picture's own mean of each channel",
     "blur": "taken from a blurred picture (Gaussian, standard deviation a sixteenth of the shorter "
-    "side)",
+    "side; OpenCV's GaussianBlur of the normalised pixels in float32, its own size of kernel and "
+    "border)",
     "road": "imputed (ROAD, Rong et al., ICML 2022: each is the mean of its eight neighbours, "
     "direct ones with weight 1/6, diagonal ones 1/12, all at once by linear equations; then "
     "Gaussian noise of standard deviation 0.01 in pixels of 0..1)",
@@ -45,11 +46,17 @@ FILLS = {
 _ASKED = {
     "predicted": (
         "The map is of the predicted class; the prediction counts as right where it is one of the "
-        "picture's labels (without labels: what was predicted for the whole picture)."
+        "picture's labels (without labels: what was predicted for the whole picture). Mean over "
+        "the pictures."
     ),
-    "target": "The map is of the label, and the prediction counts as right where it is the label.",
+    "target": "The map is of the label, and the prediction counts as right where it is the label. "
+    "Mean over the labels of all pictures.",
 }
 _CLASS = {"predicted": "the predicted class", "target": "the label"}
+_MEAN = {
+    "predicted": "The map is of that class. Mean over the pictures.",
+    "target": "The map is of that label. Mean over the labels of all pictures.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +134,10 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
         f"The floor(k HW / 10) pixels with the highest values of the heatmap, k = 0..9, are "
         f"{FILLS[fill]}. "
     )
-    ties = " Pixels of equal value go in the order of the random map."
+    ties = (
+        " Pixels of equal value go in the order of the random map's heatmap, highest first, then "
+        "in reading order."
+    )
     detail = f"{fill}, {asked} class"
     return [
         Measure(
@@ -168,7 +178,7 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
             headline=headline and asked == "predicted",
             definition=f"Area under the probability (softmax) of {_CLASS[asked]} over the share of "
             "pixels removed, 0 to 0.9, by the trapezoid rule: least relevant first (negative "
-            "perturbation) minus most relevant first (positive).",
+            f"perturbation) minus most relevant first (positive). {_MEAN[asked]}",
             y_title="difference of the probability",
             points=points,
             x_title=x_title,
@@ -179,11 +189,12 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
 def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
     order = (
         "in the order of their values in the map (of a map of pixels, the mean of its positive "
-        f"part), floor(k P / {steps}) of the P patches by step k"
+        f"part), floor(k P / {steps}) of the P patches by step k; patches of equal value, and all "
+        "of a blank map, go in the order of the random map, highest first, then in reading order"
     )
     area = (
         f"Area under the probability (softmax) of {_CLASS[asked]} over the share of patches, "
-        "0 to 1, by the trapezoid rule. (Petsiuk et al., RISE, BMVC 2018.)"
+        f"0 to 1, by the trapezoid rule. {_MEAN[asked]} (Petsiuk et al., RISE, BMVC 2018.)"
     )
     return [
         Measure(
@@ -218,8 +229,9 @@ def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
 
 
 _AT_MEAN = (
-    "What lies above the mean of the heatmap of the label (without one: of the predicted class) is "
-    "taken for the object, the rest for background. "
+    "What lies strictly above the mean of the heatmap of the label (without one: of the predicted "
+    "class) is taken for the object, the rest for background. Pixels that the mask does not count "
+    "are left out, also of the mean. "
 )
 _LOCALISATION = [
     Measure(
@@ -239,7 +251,7 @@ _LOCALISATION = [
         range=(0, 1),
         headline=True,
         ratios=("iou_object", "iou_background"),
-        definition=_AT_MEAN + "Intersection over union, each summed over all pictures; the mean "
+        definition=_AT_MEAN + "Intersection over union, each summed over all masks; the mean "
         "of that of the object and that of the background. Chefer's segmentation protocol.",
     ),
     Measure(
@@ -260,7 +272,8 @@ _LOCALISATION = [
         range=(0, 1),
         headline=True,
         definition="Sum of the heatmap inside the object's mask by its sum, mean over the maps; "
-        "0 of a blank map. (Wang et al., Score-CAM, 2020.)",
+        "0 of a blank map. Pixels that the mask does not count are left out. "
+        "(Wang et al., Score-CAM, 2020.)",
     ),
     Measure(
         name="pointing_game",
@@ -269,8 +282,9 @@ _LOCALISATION = [
         better="higher",
         range=(0, 1),
         headline=True,
-        definition="Share of the maps whose largest value lies on the object, without tolerance; "
-        "a blank map misses. (Zhang et al., ECCV 2016.)",
+        definition="Share of the maps whose largest value (of equal ones the first in reading "
+        "order) lies on the object, without tolerance; a blank map misses. "
+        "(Zhang et al., ECCV 2016.)",
     ),
     Measure(
         name="pointing_other",
@@ -279,7 +293,7 @@ _LOCALISATION = [
         better="lower",
         range=(0, 1),
         definition="Share of the maps whose largest value lies on another object of the picture "
-        "than the one asked for; of pictures with several objects.",
+        "than the one asked for, and not on that too; of pictures with several objects.",
     ),
 ]
 _CLASS_SENSITIVITY = Measure(

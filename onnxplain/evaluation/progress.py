@@ -30,6 +30,8 @@ CREATE TABLE IF NOT EXISTS levels (number INTEGER PRIMARY KEY, record BLOB);
 class Progress:
     """The finished pictures and levels of one evaluation. Each is stored whole or not at all.
 
+    Names and errors are kept as JSON: a file name that is not UTF-8 is no text for SQLite.
+
     Args:
         folder: Where `progress.sqlite` is, or is to be.
         settings: All that results depend on, by name. What is there must be of the same.
@@ -117,11 +119,11 @@ class Progress:
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
     ) -> None:
-        row = (number, name, None, json.dumps(facts), _packed(record))
+        row = (number, json.dumps(name), None, json.dumps(facts), _packed(record))
         self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
 
     def add_failure(self, number: int, name: str, error: str) -> None:
-        row = (number, name, error, None, None)
+        row = (number, json.dumps(name), json.dumps(error), None, None)
         self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
 
     def pictures(self) -> Iterator[tuple[int, str, dict[str, Any], NDArray[np.float64]]]:
@@ -129,13 +131,14 @@ class Progress:
         query = "SELECT number, name, facts, record FROM pictures WHERE error IS NULL ORDER BY 1"
         with self._refusals():
             for number, name, facts, record in self._database.execute(query):
-                yield number, name, json.loads(facts), _unpacked(record)
+                yield number, json.loads(name), json.loads(facts), _unpacked(record)
 
     def failures(self) -> list[tuple[str, str]]:
         """Name and error of each picture that could not be evaluated."""
         query = "SELECT name, error FROM pictures WHERE error IS NOT NULL ORDER BY number"
         with self._refusals():
-            return list(self._database.execute(query))
+            rows = self._database.execute(query)
+            return [(json.loads(name), json.loads(error)) for name, error in rows]
 
     def add_level(self, number: int, record: NDArray[np.float64]) -> None:
         self._insert("INSERT INTO levels VALUES (?, ?)", (number, _packed(record)))

@@ -118,6 +118,7 @@ def summarise(
         for measure in layout.measures
         if any(statistics.value(method, measure).value is not None for method in layout.methods)
     ]
+    patches = contract.tokens.grid[0] * contract.tokens.grid[1]
     right = [facts["right"] for facts in measured.facts if facts["right"] is not None]
     document = {
         "format": FORMAT,
@@ -149,7 +150,7 @@ def summarise(
         "values": [
             _value(statistics, method, measure) for measure in measures for method in layout.methods
         ],
-        "curves": [*_curves(measured, measures), *_cascade(measured, level_names)],
+        "curves": [*_curves(measured, measures, patches), *_cascade(measured, level_names)],
         "verdicts": _verdicts(statistics, layout.methods, measures),
         "examples": [],
     }
@@ -178,18 +179,19 @@ def _value(statistics: Statistics, method: str, measure: Measure) -> dict[str, A
     return found
 
 
-def _curves(measured: Measured, measures: Sequence[Measure]) -> list[dict[str, Any]]:
+def _curves(measured: Measured, measures: Sequence[Measure], patches: int) -> list[dict[str, Any]]:
     return [
-        _curve(measure, method, _positions(measure), curve)
+        _curve(measure, method, _positions(measure, patches), curve)
         for measure, method, curve in measured.layout.curves(measured.totals)
         if measure in measures
     ]
 
 
-def _positions(measure: Measure) -> list[float]:
+def _positions(measure: Measure, patches: int) -> list[float]:
     if measure.group == "perturbation":
         return [tenths / 10 for tenths in TENTHS]
-    return [i / (measure.points - 1) for i in range(measure.points)]
+    steps = measure.points - 1
+    return [i * patches // steps / patches for i in range(measure.points)]
 
 
 def _curve(

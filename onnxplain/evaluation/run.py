@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 from onnxplain.evaluation.datasets import open_dataset
 from onnxplain.evaluation.examples import draw_examples
@@ -23,12 +24,14 @@ from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
 from onnxplain.evaluation.study import Layout
 from onnxplain.evaluation.work import Step, Work, spread
 from onnxplain.graphs.randomised import levels
+from onnxplain.graphs.storage import weight_files
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explainer import Explainer
 
 __all__ = ["Evaluation", "evaluate"]
 
-_SCRATCH = ".graphs"  # in the report's folder, gone at the end
+_SCRATCH = ".onnxplain-evaluation"  # in the report's folder, gone at the end
+_REPORT = ("index.html", "results.csv", "results.json")
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,6 @@ def evaluate(
     ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"{name} is {value!r}, expected a whole number from {least} on")
-    groups = _chosen("measures", measures, GROUPS)
     source = Path(model)
     explainer = Explainer(source, device=device, threads=threads, image_size=image_size)
     contract = explainer.contract
@@ -158,6 +160,7 @@ def evaluate(
             f"{source}: takes pictures as they are (embedded preprocessing), so their pixels "
             "cannot be removed; evaluate the file without it"
         )
+    groups = _groups(measures, contract)
     names = _chosen("methods", methods, explainer.methods)
     names = list(dict.fromkeys(dispatch.choose(name, contract) for name in names))
     steps = min(steps, contract.tokens.grid[0] * contract.tokens.grid[1])
@@ -211,9 +214,17 @@ def evaluate(
                 level_names=level_names,
                 failures=progress.failures(),
             )
+            if not document["measures"]:
+                raise InputError(
+                    f"{dataset}: nothing of {', '.join(groups)} can be measured without masks; "
+                    "give them (--masks, or a CSV's column mask), or other measures"
+                )
             if output is not None:
                 document["examples"], pictures = draw_examples(explainer, data, found, names, tell)
-                write_report(document, pictures, folder)
+                # All or nothing, and what a killed run leaves of it goes with the scratch.
+                write_report(document, pictures, scratch / "report")
+                for path in sorted((scratch / "report").iterdir()):
+                    os.replace(path, folder / path.name)
             failures = tuple(progress.failures())
     return Evaluation(
         document, None if output is None else Path(output), failures, statistics, layout
@@ -229,19 +240,36 @@ def _chosen(what: str, given: Iterable[str] | None, known: Collection[str]) -> l
     return names
 
 
+def _groups(measures: Iterable[str] | None, contract: Contract) -> list[str]:
+    """What is measured; of a model that has but one class and so always predicts it, where its maps
+    lie."""
+    if contract.classes > 1:
+        return _chosen("measures", measures, GROUPS)
+    groups = _chosen("measures", measures, ["localisation"])
+    if groups != ["localisation"]:
+        raise InputError(
+            f"measures {', '.join(groups)} of a model with one class, which is always predicted; "
+            "expected localisation alone"
+        )
+    return groups
+
+
 def _digest(source: Path) -> str:
     """sha256 of the model's files: the graphs, and the weights beside them."""
-    if source.is_dir():
-        files = sorted(path for path in source.iterdir() if path.is_file())
+    if source.is_dir():  # the report may be in it
+        files = sorted(p for p in source.iterdir() if p.is_file() and not _is_ours(p.name))
     else:
-        beside = source.with_name(f"{source.name}.data")
-        files = [source, *([beside] if beside.exists() else [])]
+        files = [source, *weight_files(source)]
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
             while block := file.read(2**20):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _is_ours(name: str) -> bool:
+    return name in _REPORT or name.startswith(FILE)
 
 
 @contextlib.contextmanager
@@ -254,10 +282,13 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: a file; expected a folder for the report")
-    if not (folder / FILE).exists() and (folder / "index.html").exists():
-        raise InputError(
-            f"{folder}: holds an index.html that is not of an evaluation; choose another folder"
-        )
+    for name in () if (folder / FILE).exists() else _REPORT:
+        if (folder / name).exists():
+            article = "an" if name.startswith("i") else "a"
+            raise InputError(
+                f"{folder}: holds {article} {name} that is not of an evaluation; choose another "
+                "folder"
+            )
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
 

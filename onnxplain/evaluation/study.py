@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from onnxplain.contract import Contract
+from onnxplain.errors import ImageError
 from onnxplain.evaluation import localisation, perturbation
 from onnxplain.evaluation.baselines import center_gaussian, random_map, seed_of
 from onnxplain.evaluation.datasets import Sample
@@ -158,14 +159,17 @@ class Study:
             sample: The picture's name and objects.
             pixels: [3, H, W], normalised.
             masks: [H, W] of each object, or None.
+
+        Raises:
+            ImageError: The model answers with logits that are not finite.
         """
         clean = self._logits([pixels])[0]
-        predicted, second = likeliest_first(clean)[:2].tolist()
+        predicted, *others = likeliest_first(clean)[:2].tolist()
         labels = [one.label for one in sample.objects if one.label is not None]
         questions = [_Asked("predicted", predicted, frozenset(labels or [predicted]))]
         questions += [_Asked("target", label, frozenset([label])) for label in labels]
         sensitive = self._layout.has("class_sensitivity")
-        classes = dict.fromkeys([predicted, *labels, *([second] if sensitive else [])])
+        classes = dict.fromkeys([predicted, *labels, *(others if sensitive else [])])
         maps = self._maps(sample.name, pixels, list(classes))
         record = self._layout.empty()
         if self._fills or self._steps:
@@ -174,7 +178,7 @@ class Study:
             self._add_localisation(record, sample, masks, predicted, maps)
         if sensitive:
             for method in self._layout.methods:
-                pair = (maps[method, label].grid for label in (predicted, second))
+                pair = (maps[method, label].grid for label in (predicted, *others))
                 self._layout.add(record, method, "class_sensitivity", rank_correlation(*pair))
         right = predicted in questions[0].right if labels else None
         return record, {"predicted": predicted, "labels": labels, "right": right}
@@ -203,7 +207,14 @@ class Study:
 
     def _logits(self, pictures: Sequence[NDArray[np.float32]]) -> NDArray[Any]:
         question = Question(classes=np.full((len(pictures), 1), PREDICTION, np.int64))
-        return self._plain.run(pictures, question, ())[self._explainer.contract.logits]
+        logits = self._plain.run(pictures, question, (), finite=False)
+        values = logits[self._explainer.contract.logits]
+        if not np.isfinite(values).all():
+            raise ImageError(
+                "the model's logits are not finite, for this picture or what was made of it; leave "
+                "it out, or mend the model"
+            )
+        return values
 
     def _add_faithfulness(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.errors import OnnxplainError
+from onnxplain.errors import ImageError, OnnxplainError
 from onnxplain.evaluation.datasets import Dataset, Sample, read_masks
 from onnxplain.evaluation.measures import BASELINES
 from onnxplain.evaluation.progress import Progress
@@ -72,13 +72,16 @@ class Work:
         for (number, sample), outcome in ahead(
             waiting, self._prepare, workers=_DECODERS, count=_AHEAD
         ):
-            if isinstance(outcome, OnnxplainError):
-                self._progress.add_failure(number, sample.name, str(outcome))
-                on_error(sample.name, str(outcome))
-            else:
+            try:
+                if isinstance(outcome, OnnxplainError):
+                    raise outcome
                 study = study or self._study()
                 pixels, masks = outcome
                 record, facts = study.measure(sample, pixels, masks)
+            except ImageError as error:
+                self._progress.add_failure(number, sample.name, str(error))
+                on_error(sample.name, str(error))
+            else:
                 facts["objects"] = len(masks)
                 facts["masks"] = sum(mask is not None for mask in masks)
                 self._progress.add_picture(number, sample.name, facts, record)

@@ -25,7 +25,15 @@ from onnxplain.graphs.normal.opset import NORMALISATIONS
 from onnxplain.graphs.normal.rewrite import MICROSOFT
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["CONTRACT_FILE", "Report", "check_destination", "drafted", "load", "save"]
+__all__ = [
+    "CONTRACT_FILE",
+    "Report",
+    "check_destination",
+    "drafted",
+    "load",
+    "save",
+    "weight_files",
+]
 
 CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
@@ -117,6 +125,16 @@ def _check(path: Path) -> None:
         proto.graph.input.append(onnx.helper.make_value_info(tensor.name, kind))
         proto.graph.initializer.remove(tensor)
     onnx.checker.check_model(proto)
+
+
+def weight_files(source: str | os.PathLike[str]) -> list[Path]:
+    """The files beside an ONNX file that hold weights of it, by name.
+
+    Raises:
+        ModelError: As in `load`.
+    """
+    tensors = (value.const_value for value in load(source).graph.initializers.values())
+    return sorted({Path(t.path) for t in tensors if isinstance(t, ir.ExternalTensor)})
 
 
 def _inlined(model: ir.Model) -> ir.Model:

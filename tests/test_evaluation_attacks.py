@@ -1,0 +1,155 @@
+"""What a hostile user gives `evaluate`: odd files, folders of others, models that fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.integrate import trapezoid
+
+import onnxplain as ox
+from onnxplain import InputError
+from onnxplain.evaluation import run
+from onnxplain.evaluation.progress import FILE
+from onnxplain.runtime.model import Model
+
+REPORT = ("index.html", "results.csv", "results.json")
+
+
+@pytest.fixture(scope="module")
+def garments() -> Iterator[Path]:
+    with as_file(files("onnxplain.demo").joinpath("garments.onnx")) as path:
+        yield path
+
+
+def evaluate(model: Path, dataset: str | Path, folder: Path | None, **changes: Any) -> Any:
+    options: dict[str, Any] = {"methods": ["rollout"], "device": "cpu", "threads": 1}
+    options |= {"measures": ["insertion_deletion"], "steps": 1, "resamples": 10}
+    return ox.evaluate(model, dataset, folder, **{**options, **changes})
+
+
+def picture(path: str | bytes | Path, grey: int = 128) -> None:
+    with open(path, "wb") as file:
+        Image.new("RGB", (64, 64), (grey, grey, grey)).save(file, "PNG")
+
+
+def test_file_names_that_are_not_utf_8(garments: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "bag"
+    folder.mkdir(parents=True)
+    try:
+        picture(os.fsencode(folder) + b"/\xff.png")
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    (folder / os.fsdecode(b"\xfe.png")).write_bytes(b"no picture")
+    for _ in range(2):  # the second time from what is kept
+        found = evaluate(garments, tmp_path / "data", tmp_path / "report")
+        assert found.results["dataset"]["evaluated"] == 1
+        assert [name for name, _ in found.failures] == [os.fsdecode(b"bag/\xfe.png")]
+
+
+def test_localisation_without_masks_is_an_error(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    picture(tmp_path / "data/a.png")
+    with pytest.raises(InputError, match="localisation can be measured without masks; give them"):
+        evaluate(garments, tmp_path / "data", None, measures=["localisation"])
+
+
+def test_a_picture_without_finite_logits_is_named(
+    garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(3):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        picture(tmp_path / f"data/{i}.png", grey=100 * i)
+    answer = Model._run
+
+    def broken(self: Model, graph: Any, feeds: Any, names: list[str]) -> list[NDArray[Any]]:
+        found = answer(self, graph, feeds, names)
+        bright: NDArray[np.bool_] = feeds["pixel_values"].mean(axis=(1, 2, 3)) > 0.5
+        found[0][bright, 0] = np.nan
+        return found
+
+    monkeypatch.setattr(Model, "_run", broken)
+    found = evaluate(garments, tmp_path / "data", None)
+    ((name, error),) = found.failures
+    assert name == "2.png"
+    assert "logits are not finite" in error
+    assert found.results["dataset"]["evaluated"] == 2
+    assert all(value["value"] is not None for value in found.results["values"])
+
+
+@pytest.mark.parametrize("name", REPORT)
+def test_files_of_others_are_kept(garments: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match=f"holds an? {name} that is not of an evaluation"):
+        evaluate(garments, "garments", tmp_path, limit=1)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_dataset_in_the_folder_of_the_report_is_not_overwritten(
+    garments: Path, tmp_path: Path
+) -> None:
+    picture(tmp_path / "a.png")
+    table = tmp_path / "results.csv"
+    table.write_text("path,label\na.png,bag\n")
+    with pytest.raises(InputError, match=r"holds a results\.csv"):
+        evaluate(garments, table, tmp_path)
+    assert table.read_text() == "path,label\na.png,bag\n"
+
+
+def test_no_half_of_a_report_is_left(
+    garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = run.write_report
+
+    def killed(results: Any, pictures: Any, folder: Path) -> None:
+        write(results, pictures, folder)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "write_report", killed)
+    with pytest.raises(OSError, match="No space"):
+        evaluate(garments, "garments", tmp_path, limit=2)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    monkeypatch.undo()
+    evaluate(garments, "garments", tmp_path, limit=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, *REPORT])
+
+
+def test_curves_have_the_areas_that_are_reported(garments: Path) -> None:
+    found = evaluate(garments, "garments", None, limit=2, steps=7)  # does not divide 64 patches
+    for curve in found.results["curves"]:
+        value = found.value(curve["method"], curve["measure"]).value
+        assert trapezoid(curve["y"], curve["x"]) == pytest.approx(value, abs=1e-12)
+
+
+def test_weights_in_a_file_of_any_name_count_as_the_model(garments: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    loaded = onnx.load(garments)
+    onnx.save(loaded, model, save_as_external_data=True, location="other")
+    evaluate(model, "garments", tmp_path / "report", limit=1)
+    weights = bytearray((tmp_path / "other").read_bytes())
+    weights[-4096:] = bytes(4096)
+    (tmp_path / "other").write_bytes(weights)
+    with pytest.raises(InputError, match="holds an evaluation with model"):
+        evaluate(model, "garments", tmp_path / "report", limit=1)
+
+
+def test_a_report_in_the_folder_of_the_bundle(garments: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    shutil.copy(garments, bundle / "maps.onnx")
+    before = run._digest(bundle)
+    for name in (*REPORT, FILE, f"{FILE}-wal"):
+        (bundle / name).write_text("of the report")
+    assert run._digest(bundle) == before
+    (bundle / "maps.onnx").write_bytes(b"another model")
+    assert run._digest(bundle) != before
