@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.version_converter
+import onnx_ir
 import onnxruntime
 import pytest
-import torch
 from hand_written import to_file
 from hugging_vit import HEADS, WIDTH, HuggingViT
-from onnx import TensorProto, helper
+from onnx import helper
 from small_vits import small_vit, stir
 
 import onnxplain as ox
@@ -110,7 +111,7 @@ def operators(path: Path) -> Counter[str]:
 # Opsets
 
 
-@pytest.mark.parametrize("opset", range(11, 17))
+@pytest.mark.parametrize("opset", [11, 13, 16])
 def test_an_older_opset(opset: int, folder: Path, expected: dict[str, np.ndarray]) -> None:
     source = to_file(timm_vit(), folder / f"opset{opset}.onnx", opset=opset, size=SIZE)
     path = folder / f"explained{opset}.onnx"
@@ -121,23 +122,27 @@ def test_an_older_opset(opset: int, folder: Path, expected: dict[str, np.ndarray
     assert onnx.load(path).opset_import[0].version == 17
 
 
+@pytest.fixture(scope="module")
+def with_attention(folder: Path) -> Path:
+    path = to_file(small_vit().eval(), folder / "23.onnx", opset=23, dynamo=True, size=SIZE)
+    assert operators(path)[".Attention"] == 2
+    return path
+
+
 @pytest.mark.parametrize("opset", [23, 24, 25])
-def test_the_attention_operator(opset: int, folder: Path, expected: dict[str, np.ndarray]) -> None:
-    module = small_vit().eval()
+def test_the_attention_operator(
+    opset: int, with_attention: Path, folder: Path, expected: dict[str, np.ndarray]
+) -> None:
+    model = onnx.load(with_attention)
+    model.opset_import[0].version = opset  # nothing changed for the operators of this file
     source = folder / f"opset{opset}.onnx"
-    to_file(module, source, opset=min(opset, 24), dynamo=True, size=SIZE)
-    model = onnx.load(source)
-    model.opset_import[0].version = opset  # torch writes none of 25, where nothing changed for it
     onnx.save(model, source)
-    assert operators(source)[".Attention"] == 2
     assert_same(outputs(source, folder / f"explained{opset}.onnx"), expected)
 
 
-def test_one_image_alone(folder: Path, plain: Path) -> None:
+def test_one_image_alone(with_attention: Path, plain: Path, folder: Path) -> None:
     expected = outputs(plain, folder / "one_plain.onnx", batch=1)
-    source = folder / "one23.onnx"
-    to_file(small_vit().eval(), source, opset=23, dynamo=True, batch=1, size=SIZE)
-    assert_same(outputs(source, folder / "one23_explained.onnx", batch=1), expected)
+    assert_same(outputs(with_attention, folder / "one.onnx", batch=1), expected)
 
 
 # onnxruntime's optimiser
@@ -167,25 +172,28 @@ MICROSOFT = "com.microsoft."
 
 
 @pytest.mark.parametrize(
-    ("dynamo", "opset", "fused"),
+    ("opset", "fused"),
     [
-        (False, 11, {".LayerNormalization", f"{MICROSOFT}Gelu"}),
-        (False, 14, {".LayerNormalization", f"{MICROSOFT}Gelu"}),
-        (False, 17, {f"{MICROSOFT}FusedMatMul", f"{MICROSOFT}BiasGelu"}),
-        (True, 18, {f"{MICROSOFT}FusedMatMul", f"{MICROSOFT}SkipLayerNormalization"}),
-        (True, 23, {".Attention", f"{MICROSOFT}BiasGelu"}),
+        (11, {".LayerNormalization", f"{MICROSOFT}Gelu"}),
+        (17, {f"{MICROSOFT}FusedMatMul", f"{MICROSOFT}BiasGelu"}),
     ],
 )
 def test_a_file_that_onnxruntime_optimised(
-    dynamo: bool, opset: int, fused: set[str], folder: Path, expected: dict[str, np.ndarray]
+    opset: int, fused: set[str], folder: Path, expected: dict[str, np.ndarray]
 ) -> None:
-    source = folder / f"source{opset}.onnx"
-    to_file(
-        timm_vit() if opset < 23 else small_vit(), source, dynamo=dynamo, opset=opset, size=SIZE
-    )
+    source = to_file(timm_vit(), folder / f"source{opset}.onnx", opset=opset, size=SIZE)
     path = extended(source, folder / f"extended{opset}.onnx")
     assert operators(path).keys() >= fused
     assert_same(outputs(path, folder / f"extended{opset}_explained.onnx"), expected)
+
+
+def test_the_attention_operator_optimised(
+    with_attention: Path, folder: Path, expected: dict[str, np.ndarray]
+) -> None:
+    path = extended(with_attention, folder / "extended23.onnx")
+    fused = {".Attention", f"{MICROSOFT}BiasGelu", f"{MICROSOFT}SkipLayerNormalization"}
+    assert operators(path).keys() >= fused
+    assert_same(outputs(path, folder / "extended23_explained.onnx"), expected)
 
 
 def test_a_file_of_the_transformers_optimiser(
@@ -196,11 +204,11 @@ def test_a_file_of_the_transformers_optimiser(
     assert_same(outputs(path, folder / "optimised_explained.onnx"), expected)
 
 
-@pytest.mark.parametrize("opset", [14, 20])
+@pytest.mark.parametrize("opset", [14, 17])
 @pytest.mark.parametrize("mha", [False, True])
 def test_fused_attention(opset: int, mha: bool, folder: Path) -> None:
     source = folder / f"hugging{opset}.onnx"
-    to_file(stir(HuggingViT()).eval(), source, dynamo=opset > 17, opset=opset, size=SIZE)
+    to_file(stir(HuggingViT()).eval(), source, opset=opset, size=SIZE)
     expected = outputs(source, folder / f"hugging{opset}_explained.onnx")
     fused = transformers(source, folder / f"fused{opset}{mha}.onnx", level=0, mha=mha)
     name = "MultiHeadAttention" if mha else "Attention"
@@ -214,18 +222,6 @@ def test_weights_beside_the_file(folder: Path, expected: dict[str, np.ndarray]) 
     model = onnx.load(extended(source, folder / "beside_source.onnx"))
     onnx.save(model, path, save_as_external_data=True, location="beside.bin", size_threshold=64)
     assert_same(outputs(path, folder / "beside_explained.onnx"), expected)
-
-
-def test_the_digest_is_that_of_the_weights_of_the_file(plain: Path, folder: Path) -> None:
-    source = to_file(timm_vit(), folder / "older.onnx", opset=13, size=SIZE)
-    for path in (source, extended(plain, folder / "digest.onnx")):
-        model = graphs.load(path)
-        digests = [
-            graphs.explain(model, methods=["rollout"]).contract.source.weights_sha256,
-            graphs.explain(model, methods=["rollout"]).contract.source.weights_sha256,
-        ]
-        assert len(set(digests)) == 1
-    torch.manual_seed(0)
 
 
 # What is refused
@@ -258,20 +254,14 @@ def test_an_operator_that_is_packed_or_quantised(op: str, plain: Path, folder: P
     refused(path, f"node {softmax.name} is com.microsoft.{op}, which has no equal in standard")
 
 
-def test_what_the_converter_cannot_raise(plain: Path, folder: Path) -> None:
+def test_what_the_converter_cannot_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = to_file(timm_vit(), folder / "old.onnx", opset=12, size=SIZE)
-    model = onnx.load(old)
-    scales = helper.make_tensor("scales", TensorProto.FLOAT, [4], [1, 1, 1, 1])
-    model.graph.initializer.append(scales)
-    first = next(node for node in model.graph.node if node.op_type == "Conv")
-    first.input[0] = "same"
-    same = helper.make_node("Upsample", ["image", "scales"], ["same"], "same")
-    model.graph.node.insert(0, same)
-    path = folder / "upsample.onnx"
-    onnx.save(model, path)
-    with pytest.raises(ox.errors.OnnxplainError if hasattr(ox, "errors") else Exception) as raised:
-        ox.instrument(path, path.with_name("none.onnx"))
-    print(raised.value)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("No Adapter From Version $12 for Same\nand more")
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", failing)
+    refused(old, "opset 12: onnx's version converter cannot raise it to 17 (No Adapter From Ver")
 
 
 @pytest.mark.parametrize("opset", [10, 26])
@@ -279,10 +269,4 @@ def test_an_opset_out_of_range(opset: int, plain: Path, folder: Path) -> None:
     model = onnx.load(plain)
     model.opset_import[0].version = opset
     with pytest.raises(UnsupportedModelError, match=f"opset {opset}; expected 11 to 25"):
-        graphs.explain(graphs.load(onnx_ir_of(model)))
-
-
-def onnx_ir_of(model: onnx.ModelProto) -> Any:
-    import onnx_ir
-
-    return onnx_ir.from_proto(model)
+        graphs.explain(onnx_ir.from_proto(model))
