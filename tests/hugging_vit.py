@@ -49,7 +49,7 @@ class HuggingViT(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         patches = self.projection(image).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls_token.expand(len(image), -1, -1), patches], 1)
+        tokens = torch.cat([self.cls_token.expand(image.shape[0], -1, -1), patches], 1)
         x = tokens + self.position_embeddings
         for layer in self.layers:
             x = layer(x)

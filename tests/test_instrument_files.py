@@ -146,7 +146,7 @@ def dangling(model: onnx.ModelProto) -> None:
 
 
 UNSUPPORTED: dict[str, tuple[Change, str]] = {
-    "a new opset": (with_opset(23), "opset 23; expected 17 to 22 (export the model again"),
+    "a new opset": (with_opset(26), "opset 26; expected 11 to 25 (export the model again"),
     "integers": (with_type(TensorProto.UINT8), "image is UINT8; expected float32"),
     "bfloat16": (with_type(TensorProto.BFLOAT16), "image is BFLOAT16; expected float32 or float16"),
     "bfloat16 inside": (in_bfloat16, "half is BFLOAT16, which onnxruntime has no CPU kernels for"),
@@ -169,8 +169,8 @@ UNSUPPORTED: dict[str, tuple[Change, str]] = {
 
 
 def test_an_old_opset(tmp_path: Path) -> None:
-    path = to_file(HandWritten(), tmp_path / "plain.onnx", opset=16)
-    refused(path, UnsupportedModelError, "opset 16; expected 17 to 22 (export the model again")
+    path = to_file(HandWritten(), tmp_path / "plain.onnx", opset=10)
+    refused(path, UnsupportedModelError, "opset 10; expected 11 to 25 (export the model again")
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)

@@ -57,7 +57,11 @@ def _without_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     graph, weights = model.graph, {}
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or tensor.size <= LARGE:
+        if tensor is None:
+            continue
+        if tensor.size <= LARGE:  # the converter looks for no files
+            if isinstance(tensor, ir.ExternalTensor):
+                (value.const_value,) = ir.external_data.convert_tensors_from_external([tensor])
             continue
         weights[name] = tensor
         del graph.initializers[name]
