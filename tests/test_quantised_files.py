@@ -116,7 +116,7 @@ class StraightThrough:
             self.graph.output.append(helper.make_tensor_value_info(name, kind, None))
         self.integers = run(self.model.SerializeToString())
         self.cut_off = 0
-        self.tensors: dict[str, Any] = {"image": torch.from_numpy(IMAGES)}
+        self.tensors: dict[str, Any] = {"image": torch.tensor(IMAGES, requires_grad=True)}
         for weight in self.graph.initializer:
             self.tensors[weight.name] = torch.from_numpy(numpy_helper.to_array(weight).copy())
         for node in self.graph.node:
@@ -132,8 +132,8 @@ class StraightThrough:
             return self.rounded(node.output[0], x[0], float(x[1]), int(x[2]))
         if operator == "DequantizeLinear":
             shape = [1] * x[0].ndim
-            if x[1].ndim:
-                shape[a.get("axis", 1)] = -1
+            if x[1].numel() > 1:
+                shape[a.get("axis", 1) if x[0].ndim > 1 else 0] = -1
             return (x[0] - x[2].float().reshape(shape)) * x[1].reshape(shape)
         if not any(t is not None and t.is_floating_point() for t in x):
             arrays = [t.numpy() for t in x]
@@ -145,10 +145,10 @@ class StraightThrough:
             "Add": lambda: x[0] + x[1],
             "Cast": lambda: x[0],
             "Concat": lambda: torch.cat(x, a.get("axis", 0)),
-            "Conv": lambda: F.conv2d(*x, stride=a["strides"]),
+            "Conv": lambda: F.conv2d(x[0], x[1], x[2], stride=a["strides"]),
             "Div": lambda: x[0] / x[1],
             "Erf": lambda: x[0].erf(),
-            "Expand": lambda: x[0].expand(x[1].tolist()),
+            "Expand": lambda: x[0] * torch.ones(x[1].tolist()),
             "Gather": lambda: x[0].select(a.get("axis", 0), int(x[1])),
             "Gemm": lambda: x[0] @ (x[1].T if a.get("transB") else x[1]) + x[2],
             "LayerNormalization": lambda: F.layer_norm(
@@ -218,7 +218,8 @@ def test_maps_are_near_those_of_the_float_model(pair: tuple[Path, Path], plain: 
             e.explain(IMAGES, method=method, target=TARGET.tolist()).grid for e in explainers
         )
         assert np.isfinite(one).all(), method
-        if METHODS[method].pixels is None and other.any():
+        # Those of the plain rules divide by what is near 0, which rounding to 8 bits moves far.
+        if method not in ("partial_lrp", "lrp", "attnlrp") and other.any():
             assert np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.8, method
 
 
@@ -246,7 +247,8 @@ def test_the_range_of_a_rounding() -> None:
     b.rename(found.tensor, "gradient")
     graph.outputs.append(found.tensor.value)
     x = np.array([[-1.76, -1.74, 0, 0.2, 126.24, 126.26]], np.float32)
-    (_, gradient) = ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), PLAIN)
+    gradient = session.run(["gradient"], {"x": x})[0]
     np.testing.assert_array_equal(gradient, [[0, 2, 2, 2, 2, 0]])
 
 
