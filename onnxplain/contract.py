@@ -20,6 +20,7 @@ from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 __all__ = [
     "FORMAT",
     "HALF",
+    "INT8",
     "KEY",
     "PRECISIONS",
     "AttentionLayer",
@@ -36,6 +37,9 @@ FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 HALF = "half"  # the model computes in float16, and what explains it in float32
+# The model rounds to 8 bits; gradients and relevance pass straight through, and are 0 where a value
+# was cut off at the end of the range.
+INT8 = "int8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +193,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
-    precision: str = "fp32"  # one of PRECISIONS, or HALF
+    precision: str = "fp32"  # one of PRECISIONS, HALF or INT8
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None
@@ -337,7 +341,7 @@ def _check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
     if contract.score not in ("logit", "softmax", "sigmoid"):
         raise ValueError(f"score {contract.score!r}")
-    if contract.precision not in (*PRECISIONS, HALF):
+    if contract.precision not in (*PRECISIONS, HALF, INT8):
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:

@@ -21,6 +21,8 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield "weights", f"sha256 {source.weights_sha256}"
     if contract.score != "logit":
         yield "gradients of", f"the probability, by {contract.score}"
+    if contract.precision == "int8":
+        yield "precision", "8 bits; gradients pass the rounding unchanged, 0 where it cut off"
     if contract.precision == "half":
         yield "precision", "the model computes in float16, what explains it in float32"
     if contract.precision == "fp16":

@@ -56,7 +56,8 @@ FLOAT32 = 1e-5
 
 def test_every_promised_operator_has_a_rule_and_every_rule_a_case() -> None:
     assert set(PROMISED.split()) <= GRADIENT.keys()
-    assert GRADIENT.keys() == CASES.keys()
+    # Rounding has no finite differences; test_quantised_files.py compares it with torch.
+    assert GRADIENT.keys() == CASES.keys() | {"DequantizeLinear", "QuantizeLinear"}
 
 
 @pytest.mark.parametrize("op", sorted(CASES))

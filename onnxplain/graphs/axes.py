@@ -19,6 +19,7 @@ from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape
 __all__ = [
     "BATCH",
     "ELEMENTWISE",
+    "QUANTISERS",
     "Place",
     "carried",
     "follow",
@@ -37,6 +38,7 @@ ELEMENTWISE = frozenset({
     "Or", "Pow", "PRelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Softsign", "Sqrt",
     "Sub", "Sum", "Tanh", "Where",
 })
+QUANTISERS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 SHAPE_ONLY = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 # Each image for itself, whatever they do to the other axes.
 PER_IMAGE = frozenset({
@@ -95,6 +97,8 @@ def carried(node: ir.Node, axis: int, facts: dict[ir.Value, Facts]) -> Axes | No
         return None
     if op in ELEMENTWISE:
         return tuple(_aligned(shape, out, axis) for shape in shapes)
+    if op in QUANTISERS:
+        return (axis, *(None for _ in shapes[1:]))
     if op == "Expand":
         return _aligned(shapes[0], out, axis), None
     if op == "MatMul":

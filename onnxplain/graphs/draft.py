@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxplain import __version__
 from onnxplain.contract import (
     HALF,
+    INT8,
     AttentionLayer,
     Contract,
     ImageInput,
@@ -201,6 +202,8 @@ def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
 
 
 def _precision(model: ir.Model, found: Structure) -> str:
+    if any(node.op_type == "QuantizeLinear" for node in model.graph):
+        return INT8
     values = [tap.value for layer in found.layers for tap in layer]
     values += [features.value for features in found.features]
     if any(found.facts[value].is_half for value in values):

@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.contract import HALF, PRECISIONS
+from onnxplain.contract import HALF, INT8, PRECISIONS
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import Explained
 
@@ -57,8 +57,8 @@ def narrow(explained: Explained, *, lossless: bool = False) -> Explained:
     Raises:
         ModelError: No weight can be stored as float16.
     """
-    if explained.contract.precision == HALF:
-        return explained  # they are
+    if explained.contract.precision in (HALF, INT8):
+        return explained  # as small as that, or smaller
     tensors: dict[int, ir.TensorProtocol | None] = {}  # graphs of a bundle share their weights
     kept: dict[str, None] = {}
     for model in explained.models.values():

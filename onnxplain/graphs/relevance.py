@@ -44,8 +44,9 @@ FEW = 32  # inputs of an output: with as many, all of them speak against it once
 
 # fmt: off
 MOVES = (
-    "Cast", "Concat", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool", "Identity",
-    "MaxPool", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+    "Cast", "Concat", "DequantizeLinear", "Dropout", "Expand", "Flatten", "Gather", "GlobalMaxPool",
+    "Identity", "MaxPool", "Pad", "QuantizeLinear", "Reshape", "Slice", "Split", "Squeeze",
+    "Transpose", "Unsqueeze",
 )
 PASSES = (
     "BatchNormalization", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish",

@@ -31,6 +31,9 @@ from onnxplain.graphs.tokens import TokenLayout, find_readout, find_tokens
 __all__ = ["Structure", "analyse"]
 
 ARITHMETIC = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
+INTEGER_ARITHMETIC = frozenset(
+    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
+)
 
 
 @dataclass(frozen=True)
@@ -245,6 +248,12 @@ def _check_operators(model: ir.Model) -> None:
             raise UnsupportedModelError(
                 f"node {node.name} is {node.domain}.{node.op_type}, not a standard operator; "
                 "expected a model as its exporter wrote it, before any runtime optimised it"
+            )
+        if node.op_type in INTEGER_ARITHMETIC:
+            raise UnsupportedModelError(
+                f"node {node.name} is {node.op_type}, arithmetic on integers, which has no "
+                "gradient; expected QuantizeLinear and DequantizeLinear around operators on floats "
+                "(QDQ format)"
             )
         if any(
             a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs.axes import BATCH, Place, origin, size_of, volume
+from onnxplain.graphs.axes import BATCH, QUANTISERS, Place, origin, size_of, volume
 from onnxplain.graphs.positions import COLUMN, ROW, Axes, Axis, count
 from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape, show
 
@@ -26,16 +26,18 @@ __all__ = [
 ]
 
 # What may stand between the softmax and the product with the values: dropout, casts, masks,
-# renormalisation, the head mixing of talking heads, the difference of two heads.
+# renormalisation, the head mixing of talking heads, the difference of two heads, rounding to the
+# values of a quantised model.
 PASSED = frozenset(
-    {"Add", "BatchNormalization", "Cast", "Conv", "Div", "Dropout", "Einsum", "Expand", "Gather"}
-    | {"Identity", "MatMul", "Mul", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose"}
+    {"Add", "BatchNormalization", "Cast", "Conv", "DequantizeLinear", "Div", "Dropout", "Einsum"}
+    | {"Expand", "Gather", "Identity", "MatMul", "Mul", "QuantizeLinear", "Reshape", "Slice"}
+    | {"Split", "Squeeze", "Sub", "Transpose"}
     | {"Unsqueeze", "Where"}
 )
 LINEAR = frozenset({"Conv", "Einsum", "Gemm", "MatMul"})
 # What may stand between the tokens and their projection without changing them, but where a Clip of
 # each projection cuts them off.
-KEPT = frozenset(
+KEPT = QUANTISERS | frozenset(
     {"Cast", "Clip", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose"}
 )
 
@@ -209,7 +211,8 @@ def _is_softmax(
     carried = [
         (source, own)
         for i, source in enumerate(node.inputs)
-        if source in live and source is not None and facts[source].dtype.is_floating_point()
+        if source in live and source is not None
+        if facts[source].dtype.is_floating_point() or node.op_type == "DequantizeLinear"
         if (own := origin(node, i, place, facts)) is not None
     ]
     return bool(carried) and all(_is_softmax(v, own, facts, live) for v, own in carried)

@@ -25,6 +25,9 @@ from onnxplain.graphs.shapes import Facts, Shape
 __all__ = ["Cotangent", "Range", "Rule", "Step", "dense", "walk"]
 
 
+QUANTISED = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+
+
 @dataclass(frozen=True, order=True)
 class Range:
     """Positions `start` .. `stop` of the `total` positions of `axis`."""
@@ -202,8 +205,13 @@ def _leading(
     leading: set[ir.Value | None] = set(taps)
     for node in nodes:
         if any(v in leading for v in node.inputs):
-            leading.update(v for v in node.outputs if facts[v].dtype.is_floating_point())
+            leading.update(v for v in node.outputs if _is_led_to(node, facts[v].dtype))
     return leading
+
+
+def _is_led_to(node: ir.Node, dtype: ir.DataType) -> bool:
+    """Whether a cotangent passes an output of this type: numbers, and quantised ones."""
+    return dtype.is_floating_point() or (dtype in QUANTISED and node.op_type != "Cast")
 
 
 def _apply(

@@ -7,6 +7,7 @@ from onnxplain.graphs.gradient import (  # noqa: F401
     elementwise,
     layout,
     products,
+    quantised,
     reductions,
     windows,
 )

@@ -1,0 +1,264 @@
+"""Quantised files in QDQ format, against torch with rounding that is passed straight through."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from hand_written import SIZE, HandWritten, to_file
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+from torch import Tensor
+
+import onnxplain as ox
+from onnxplain.errors import UnsupportedModelError
+from onnxplain.graphs.builder import Builder
+from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.shapes import infer
+from onnxplain.graphs.walk import Cotangent, walk
+from onnxplain.outputs import METHODS
+
+TOLERANCE = 1e-5  # of the largest value, single precision
+PLAIN = onnxruntime.SessionOptions()
+PLAIN.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+# Some values are beyond what was calibrated, so that they are cut off.
+IMAGES = 1.3 * np.random.default_rng(9).normal(size=(3, 3, *SIZE)).astype(np.float32)
+TARGET = np.array([1, 4, 2])
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class Calibration(CalibrationDataReader):
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        shape = (2, 3, *SIZE)
+        self.feeds = [{"image": generator.normal(size=shape).astype(np.float32)} for _ in range(4)]
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return self.feeds.pop() if self.feeds else None
+
+
+def quantised(plain: Path, path: Path, kind: QuantFormat, *, per_channel: bool = False) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantize_static(
+            str(plain),
+            str(path),
+            Calibration(),
+            quant_format=kind,
+            per_channel=per_channel,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return to_file(HandWritten(), tmp_path_factory.mktemp("plain") / "plain.onnx")
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["per tensor", "per channel"])
+def pair(request: pytest.FixtureRequest, plain: Path) -> tuple[Path, Path]:
+    """A quantised file, and the same explained."""
+    path = plain.with_name(f"quantised-{request.param}.onnx")
+    quantised(plain, path, QuantFormat.QDQ, per_channel=request.param)
+    made = path.with_name(f"explained-{request.param}.onnx")
+    contract = ox.instrument(path, made).contract
+    assert contract.precision == "int8"
+    assert set(contract.methods) == set(METHODS)
+    assert contract.tokens.grid == (3, 4)
+    return path, made
+
+
+def run(path: Path | bytes, **feeds: Any) -> Arrays:
+    session = onnxruntime.InferenceSession(path, PLAIN, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"image": IMAGES, **feeds}), strict=True))
+
+
+def close(found: NDArray[Any], expected: NDArray[Any], what: str) -> None:
+    assert np.abs(expected).max() > 0, what
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max(), what
+
+
+# The quantised file in torch, node by node
+
+
+class StraightThrough:
+    """Runs a quantised graph in torch. The integers are onnxruntime's, since a last bit before the
+    rounding is a whole step behind it; gradients pass them as if they had not been rounded, where
+    they are not at an end of the range for being beyond it."""
+
+    def __init__(self, path: Path) -> None:
+        self.model = onnx.load(path)
+        self.graph = self.model.graph
+        self.names = [n.output[0] for n in self.graph.node if n.op_type == "QuantizeLinear"]
+        for name in self.names:
+            kind = onnx.TensorProto.UINT8
+            self.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+        self.integers = run(self.model.SerializeToString())
+        self.cut_off = 0
+        self.tensors: dict[str, Any] = {"image": torch.tensor(IMAGES, requires_grad=True)}
+        for weight in self.graph.initializer:
+            self.tensors[weight.name] = torch.from_numpy(numpy_helper.to_array(weight).copy())
+        for node in self.graph.node:
+            inputs = [self.tensors[name] if name else None for name in node.input]
+            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+            results = self.node(node, inputs, attributes)
+            results = results if isinstance(results, list | tuple) else [results]
+            self.tensors.update(zip(node.output, results, strict=True))
+
+    def node(self, node: onnx.NodeProto, x: list[Any], a: dict[str, Any]) -> Any:
+        operator = node.op_type
+        if operator == "QuantizeLinear":
+            return self.rounded(node.output[0], x[0], float(x[1]), int(x[2]))
+        if operator == "DequantizeLinear":
+            shape = [1] * x[0].ndim
+            if x[1].numel() > 1:
+                shape[a.get("axis", 1) if x[0].ndim > 1 else 0] = -1
+            return (x[0] - x[2].float().reshape(shape)) * x[1].reshape(shape)
+        if not any(t is not None and t.is_floating_point() for t in x):
+            arrays = [t.numpy() for t in x]
+            opsets = {"": self.model.opset_import[0].version}
+            names = dict(zip(node.input, arrays, strict=True))
+            found = ReferenceEvaluator(node, opsets=opsets).run(None, names)
+            return [torch.from_numpy(np.array(array)) for array in found]
+        table: dict[str, Any] = {
+            "Add": lambda: x[0] + x[1],
+            "Cast": lambda: x[0],
+            "Concat": lambda: torch.cat(x, a.get("axis", 0)),
+            "Conv": lambda: F.conv2d(x[0], x[1], x[2], stride=a["strides"]),
+            "Div": lambda: x[0] / x[1],
+            "Erf": lambda: x[0].erf(),
+            "Expand": lambda: x[0] * torch.ones(x[1].tolist()),
+            "Gather": lambda: x[0].select(a.get("axis", 0), int(x[1])),
+            "Gemm": lambda: x[0] @ (x[1].T if a.get("transB") else x[1]) + x[2],
+            "LayerNormalization": lambda: F.layer_norm(
+                x[0], x[1].shape, x[1], x[2], a.get("epsilon", 1e-5)
+            ),
+            "MatMul": lambda: x[0] @ x[1],
+            "Mul": lambda: x[0] * x[1],
+            "Pow": lambda: x[0] ** x[1],
+            "Reshape": lambda: x[0].reshape(x[1].tolist()),
+            "Shape": lambda: torch.tensor(x[0].shape)[a.get("start", 0) : a.get("end")],
+            "Softmax": lambda: x[0].softmax(a.get("axis", -1)),
+            "Split": lambda: x[0].split(
+                x[1].tolist() if len(x) > 1 else x[0].shape[a["axis"]] // len(node.output),
+                a.get("axis", 0),
+            ),
+            "Sqrt": lambda: x[0].sqrt(),
+            "Squeeze": lambda: x[0].squeeze(x[1].tolist()),
+            "Transpose": lambda: x[0].permute(a["perm"]),
+            "Unsqueeze": lambda: x[0].unsqueeze(int(x[1])),
+        }
+        return table[operator]()
+
+    def rounded(self, name: str, x: Tensor, scale: float, zero: int) -> Tensor:
+        integers = torch.from_numpy(self.integers[name].astype(np.float32))
+        steps = x / scale + zero
+        inside = (steps.round() >= 0) & (steps.round() <= 255)
+        self.cut_off += int((~inside).sum())
+        through = torch.where(inside, steps, steps.detach())
+        return through + (integers - through).detach()
+
+
+def test_attention_and_gradients_equal_torch(pair: tuple[Path, Path]) -> None:
+    path, made = pair
+    reference = StraightThrough(path)
+    taps = []
+    for node in reference.graph.node:
+        if node.op_type == "Softmax":  # what multiplies the values is what it is rounded to
+            integers = next(n for n in reference.graph.node if node.output[0] in n.input)
+            used = next(n for n in reference.graph.node if integers.output[0] in n.input)
+            taps.append(reference.tensors[used.output[0]])
+    logits = reference.tensors["output"]
+    selected = logits.gather(1, torch.from_numpy(TARGET)[:, None]).sum()
+    gradients = torch.autograd.grad(selected, taps)
+    assert reference.cut_off > 20
+    found = run(made, target=TARGET)
+    close(found["output"], logits.detach().numpy(), "logits")
+    assert len(taps) == 2
+    for i, (tap, gradient) in enumerate(zip(taps, gradients, strict=True)):
+        close(found[f"attention.{i}"], tap.detach().numpy(), f"attention {i}")
+        close(found[f"attention_gradient.{i}"], gradient.numpy(), f"gradient {i}")
+
+
+def test_the_model_computes_what_it_did(pair: tuple[Path, Path]) -> None:
+    path, made = pair
+    np.testing.assert_array_equal(run(made)["output"], run(path)["output"])
+
+
+def test_maps_are_near_those_of_the_float_model(pair: tuple[Path, Path], plain: Path) -> None:
+    _, made = pair
+    ox.instrument(plain, plain.with_name("float.onnx"))
+    explainers = [
+        ox.Explainer(path, device="cpu", threads=1)
+        for path in (made, plain.with_name("float.onnx"))
+    ]
+    for method in METHODS:
+        one, other = (
+            e.explain(IMAGES, method=method, target=TARGET.tolist()).grid for e in explainers
+        )
+        assert np.isfinite(one).all(), method
+        # Those of the plain rules divide by what is near 0, which rounding to 8 bits moves far.
+        if method not in ("partial_lrp", "lrp", "attnlrp") and other.any():
+            assert np.corrcoef(one.ravel(), other.ravel())[0, 1] > 0.8, method
+
+
+# What is cut off
+
+
+def test_the_range_of_a_rounding() -> None:
+    """round(x / 0.5) + 3 in 0..255: 252 steps up, 3 down."""
+    proto = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["" : 17]>
+        g (float[batch, 6] x) => (float[batch, 6] y)
+        <float scale = {0.5}, uint8 zero = {3}> {
+            q = QuantizeLinear(x, scale, zero)
+            y = DequantizeLinear(q, scale, zero)
+        }
+        """
+    )
+    model = ir.from_proto(proto)
+    graph = model.graph
+    image, result = graph.inputs[0], graph.outputs[0]
+    b = Builder(graph, infer(model, image))
+    seed = b.constant(np.full((1, 6), 2, np.float32))
+    found = walk(b, {result: Cotangent(seed)}, [image], GRADIENT)[image]
+    b.rename(found.tensor, "gradient")
+    graph.outputs.append(found.tensor.value)
+    x = np.array([[-1.76, -1.74, 0, 0.2, 126.24, 126.26]], np.float32)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), PLAIN)
+    gradient = session.run(["gradient"], {"x": x})[0]
+    np.testing.assert_array_equal(gradient, [[0, 2, 2, 2, 2, 0]])
+
+
+# Arithmetic on integers
+
+
+def test_products_of_integers_are_refused(plain: Path, tmp_path: Path) -> None:
+    path = quantised(plain, tmp_path / "operators.onnx", QuantFormat.QOperator)
+    with pytest.raises(UnsupportedModelError, match=r"is (QLinear\w+|com\.microsoft)"):
+        ox.instrument(path, tmp_path / "made.onnx")
+    quantize_dynamic(str(plain), str(tmp_path / "dynamic.onnx"))
+    with pytest.raises(UnsupportedModelError, match=r"is (DynamicQ|MatMulI)\w+, arithmetic on in"):
+        ox.instrument(tmp_path / "dynamic.onnx", tmp_path / "made.onnx")
