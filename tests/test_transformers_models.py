@@ -20,7 +20,7 @@ from source_framework import (
     torchscript,
     with_dynamo,
 )
-from timm_twins import compare_relevance, twin
+from timm_twins import TOLERANCES, compare_relevance, twin
 from torch_gradcam import Family, torch_gradcam
 
 import onnxplain as ox
@@ -147,10 +147,11 @@ def test_registers(attention: str, tmp_path: Path) -> None:
     check(REGISTERS, attention, with_dynamo, 20, tmp_path / "plain.onnx")
 
 
-def test_relevance(tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", TOLERANCES)
+def test_relevance(opset: int, tmp_path: Path) -> None:
     model = KINDS["vit"].build("sdpa")
-    plain = torchscript(Output(model, "logits"), tmp_path / "plain.onnx", 17, (32, 32))
-    compare_relevance(plain, twin(model, "transformers"))
+    plain = torchscript(Output(model, "logits"), tmp_path / "plain.onnx", opset, (32, 32))
+    compare_relevance(plain, twin(model, "transformers"), TOLERANCES[opset])
 
 
 def test_swin_is_served_with_gradcam(tmp_path: Path) -> None:

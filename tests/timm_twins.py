@@ -29,10 +29,11 @@ from onnxplain.outputs import (
 )
 from onnxplain.runtime import methods
 
-__all__ = ["compare_relevance", "twin"]
+__all__ = ["TOLERANCES", "compare_relevance", "twin"]
 
-# Relative to the largest value, in double; exporters store some constants in single.
-TOLERANCE = 5e-6
+# By opset, relative to the largest value, in double. Up to opset 19 GELU is written out with a
+# square root of 2 in single precision, which plain LRP at the pixels amplifies to 1e-4.
+TOLERANCES = {17: 1e-3, 20: 1e-6}
 
 NAMES = {  # of parameters, to timm's
     "torchvision": {
@@ -94,16 +95,18 @@ def twin(module: nn.Module, package: str) -> nn.Module:
     return same.eval()
 
 
-def compare_relevance(plain: Path, module: nn.Module, batch: int = 3) -> None:
+def compare_relevance(plain: Path, module: nn.Module, tolerance: float, batch: int = 3) -> None:
     """Explains the file and compares relevance and the maps made of it, in double.
 
     Args:
         plain: A file with the input `image`.
         module: The timm model that it is, with a class token.
+        tolerance: Relative to the largest value.
         batch: Number of images.
     """
     module = module.double()
-    images = torch.randn(batch, 3, 32, 32, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(batch, 3, 32, 32, dtype=torch.float64, generator=generator)
     target = torch.arange(batch) * 3 + 1
     attribution, lrp, attnlrp = (
         relevance(module, images, target, table) for table in (Attribution(), Plain(), AttnLRP())
@@ -125,4 +128,4 @@ def compare_relevance(plain: Path, module: nn.Module, batch: int = 3) -> None:
     found = run(model, {"image": images.numpy(), "target": target.numpy()})
     for name, values in expected.items():
         array = np.asarray(values)
-        assert relative_difference(found[name], array) <= TOLERANCE, name
+        assert relative_difference(found[name], array) <= tolerance, name
