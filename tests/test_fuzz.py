@@ -1,0 +1,83 @@
+"""Whatever is wrong with a file, the answer is an explained file or one of our errors, in bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import onnx
+import pytest
+from hand_written import HandWritten, to_file
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mutations import BYTES, MUTATIONS
+from torch import nn
+from untrusted_worker import Worker
+
+ROUNDS = int(os.environ.get("ONNXPLAIN_FUZZ_ROUNDS", "60"))
+LOG = os.environ.get("ONNXPLAIN_FUZZ_LOG")  # a line of JSON for every round
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """A transformer in two exporters' hands, and a convolutional network."""
+    folder = tmp_path_factory.mktemp("files")
+    network = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+    )
+    made = [
+        to_file(HandWritten(), folder / "a.onnx"),
+        to_file(HandWritten(), folder / "b.onnx", dynamo=True, opset=20),
+        to_file(network.eval(), folder / "c.onnx"),
+    ]
+    return [path.read_bytes() for path in made]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+@settings(
+    max_examples=ROUNDS,
+    deadline=None,
+    derandomize=ROUNDS <= 60,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    which=st.integers(0, 2),
+    changes=st.lists(st.sampled_from([*MUTATIONS, *BYTES]), min_size=1, max_size=3),
+    random=st.randoms(use_true_random=False),
+)
+def test_every_answer_is_one_of_ours(
+    files: list[bytes],
+    worker: Worker,
+    tmp_path_factory: pytest.TempPathFactory,
+    which: int,
+    changes: list[str],
+    random: Random,
+) -> None:
+    data = files[which]
+    model = onnx.load_from_string(data)
+    for name in changes:
+        if name in MUTATIONS and model.graph.node:
+            MUTATIONS[name](model, random)
+    data = model.SerializeToString()
+    for name in changes:
+        if name in BYTES and data:
+            data = BYTES[name](data, random)
+    path = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
+    path.write_bytes(data)
+    outcome = worker(path)
+    if LOG:
+        with Path(LOG).open("a") as log:
+            print(json.dumps([which, changes, *vars(outcome).values()]), file=log)
+    assert outcome.typed, f"{outcome.kind}: {outcome.text}"
+    assert "\n" not in outcome.text

@@ -1,0 +1,116 @@
+"""Instruments and runs files in a process of its own, which may crash, hang or want much memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Outcome", "Worker"]
+
+SECONDS = 20
+MEMORY = 3 * 2**30  # bytes of addresses; libraries and the stacks of threads take 1.5 GiB of it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a file: `served`, or the kind of error and what it says."""
+
+    kind: str
+    text: str
+    seconds: float
+    peak: int = 0  # bytes
+
+    @property
+    def typed(self) -> bool:
+        return self.kind == "served" or self.kind.startswith("typed ")
+
+
+class Worker:
+    """A process that does one file after another; a new one where it did not outlive the last."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __call__(self, path: Path) -> Outcome:
+        if self.process is None or self.process.poll() is not None:
+            self.process = self._start()
+        process, start = self.process, time.monotonic()
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(f"{path}\n".encode())
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        line = process.stdout.readline() if ready else b""
+        seconds = time.monotonic() - start
+        if line:
+            return Outcome(seconds=seconds, **json.loads(line))
+        if not ready:
+            process.kill()
+        return Outcome("ended" if ready else "late", f"exit status {process.wait()}", seconds)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()  # it is there
+        return process
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _try(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    import onnxplain
+    from onnxplain.errors import OnnxplainError
+
+    made = path.with_name("explained.onnx")
+    made.unlink(missing_ok=True)
+    text = ""
+    try:
+        onnxplain.instrument(path, made)
+        explainer = onnxplain.Explainer(made, device="cpu", threads=1)
+        height, width = explainer.contract.input.size
+        explainer.taps(np.zeros((1, 3, height, width), np.float32))
+        kind = "served"
+    except OnnxplainError as error:
+        kind, text = f"typed {type(error).__name__}", str(error)
+    except Exception as error:
+        kind, text = type(error).__name__, "".join(traceback.format_exception(error)[-12:])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"kind": kind, "text": text, "peak": peak}
+
+
+def _main() -> None:
+    import onnxruntime
+
+    import onnxplain.graphs
+    import onnxplain.runtime  # noqa: F401
+
+    onnxruntime.set_default_logger_severity(4)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # libraries may print
+    print("ready", file=answers)
+    for line in sys.stdin:
+        print(json.dumps(_try(Path(line.rstrip("\n")))), file=answers)
+
+
+if __name__ == "__main__":
+    _main()
