@@ -20,6 +20,7 @@ from onnxplain.outputs import METHODS, POOLING, TOKEN_WEIGHTS, map_name
 __all__ = [
     "FORMAT",
     "KEY",
+    "LARGEST_INPUT",
     "PRECISIONS",
     "AttentionLayer",
     "Contract",
@@ -33,6 +34,7 @@ __all__ = [
 KEY = "onnxplain"
 FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
+LARGEST_INPUT = LARGEST_SIDE**2  # pixels of all pictures of a batch of a fixed size
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 
 
@@ -317,6 +319,8 @@ def _check(contract: Contract) -> None:
     usual = all(map(math.isfinite, numbers)) and min(*image.std, image.crop_pct) > 0
     if not usual or not 1e-3 <= image.crop_pct <= 1e3:
         raise ValueError(f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}")
+    if math.prod(image.size) * (image.batch or 1) > LARGEST_INPUT:
+        raise ValueError(f"batch {image.batch} of {image.size[0]}x{image.size[1]} pixels")
     if count > image.size[0] * image.size[1] + len(contract.tokens.prefix):
         raise ValueError(f"{count} tokens for {image.size[0]}x{image.size[1]} pixels")
     if image.multiple is not None and image.size != tuple(

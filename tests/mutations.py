@@ -1,4 +1,4 @@
-"""Ways in which an ONNX file may be wrong: each changes a model, or the bytes of a file, at random."""
+"""Ways in which an ONNX file may be wrong: each changes a model, or a file's bytes, at random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,25 @@ Mutation = Callable[[onnx.ModelProto, Random], None]
 MUTATIONS: dict[str, Mutation] = {}
 BYTES: dict[str, Callable[[bytes, Random], bytes]] = {}
 
-NUMBERS = (-(2**63), -(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 7, 64, 1000, 2**20, 2**31, 2**40, 2**63 - 1)
+NUMBERS = (
+    -(2**63),
+    -(2**31),
+    -7,
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    5,
+    7,
+    64,
+    1000,
+    2**20,
+    2**31,
+    2**40,
+    2**63 - 1,
+)
 # Names that the rules, the contract or onnx treat in a way of their own.
 NAMES = ("", "target", "logits", "attention.0", "features", "image", "output", "a b", "ä\n", "/x")
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "nowhere", "ai.onnx.preview.training")
@@ -169,7 +187,9 @@ def change_attributes(model: onnx.ModelProto, random: Random) -> None:
         random.choice(node.attribute).type = random.randrange(16)  # type: ignore[assignment]
     else:
         given: Any = random.choice([1, -1, 2**40, [1, 1], [0], 0.5, "x", [0.5]])
-        name = random.choice(["axis", "axes", "perm", "to", "group", "keepdims", "equation", "alpha"])
+        name = random.choice(
+            ["axis", "axes", "perm", "to", "group", "keepdims", "equation", "alpha"]
+        )
         node.attribute.append(helper.make_attribute(name, given))
 
 

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, the answer is an explained file or one of our errors, in bounds."""
+"""Whatever is wrong with a file, the answer is an explained file or one of our errors."""
 
 from __future__ import annotations
 
