@@ -27,7 +27,7 @@ from onnxplain.graphs.shapes import Facts
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["SINGLE", "Explained", "explain"]
+__all__ = ["SINGLE", "Explained", "explain", "with_structure"]
 
 SINGLE = "single"
 PROBABILITIES = frozenset({"LogSoftmax", "Sigmoid", "Softmax"})
@@ -110,10 +110,7 @@ def explain(
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
-    found = analyse(model, logits, size)
-    if logits is None and (inner := _before_probabilities(found)) is not None:
-        model, logits = _with_logits(model, inner, found.facts[inner])
-        found = analyse(model, logits, size)
+    model, found = with_structure(model, logits, size)
     base = draft(
         model,
         found,
@@ -145,6 +142,17 @@ def explain(
         whole = dataclasses.replace(whole, graphs=graphs)
     explained = Explained(whole, models, source_bytes)
     return explained if request.taps else explained.maps_alone()
+
+
+def with_structure(
+    model: ir.Model, logits: str | None, size: tuple[int, int] | None
+) -> tuple[ir.Model, Structure]:
+    """What a model is, and the model, with the logits as an output where it has probabilities."""
+    found = analyse(model, logits, size)
+    if logits is None and (inner := _before_probabilities(found)) is not None:
+        model, logits = _with_logits(model, inner, found.facts[inner])
+        found = analyse(model, logits, size)
+    return model, found
 
 
 def _requested(contract: Contract, request: Request, methods: Iterable[str]) -> Contract:

@@ -250,23 +250,20 @@ def _visit(
 
 
 def _check_axes(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> None:
-    """The attributes that onnx infers a shape from without a look at whether they fit."""
+    """The attributes that onnx infers a shape from without a look at whether they fit; at a wrong
+    axis of a normalisation onnxruntime crashes."""
     source = node.inputs[0] if node.inputs else None
     shape = () if source is None else facts[source].shape
     axis, perm = node.attributes.get("axis"), node.attributes.get("perm")
-    if node.op_type in NORMALISATIONS and axis is not None:
-        # onnxruntime crashes
-        if not -len(shape) <= axis.as_int() < len(shape):
-            raise ModelError(
-                f"node {node.name} ({node.op_type}) has axis {axis.as_int()}; expected one of the "
-                f"{len(shape)} of {show(shape)}"
-            )
-    elif node.op_type == "Transpose" and perm is not None:
-        if sorted(perm.as_ints()) != list(range(len(shape))):
-            raise ModelError(
-                f"node {node.name} (Transpose) has perm {list(perm.as_ints())}; expected each axis "
-                f"of {show(shape)} once"
-            )
+    rank, what = len(shape), f"node {node.name} ({node.op_type})"
+    if node.op_type in NORMALISATIONS and axis is not None and not -rank <= axis.as_int() < rank:
+        raise ModelError(
+            f"{what} has axis {axis.as_int()}; expected one of the {rank} of {show(shape)}"
+        )
+    if node.op_type == "Transpose" and perm is not None:
+        order = list(perm.as_ints())
+        if sorted(order) != list(range(rank)):
+            raise ModelError(f"{what} has perm {order}; expected each axis of {show(shape)} once")
 
 
 def _sizes(shape: Shape) -> list[int]:

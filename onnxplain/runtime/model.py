@@ -20,9 +20,13 @@ from onnxplain.runtime.targets import Question
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["Model"]
+__all__ = ["Model", "NotInstrumentedError"]
 
 _ORDINARY = 1e6  # normalised pixel values beyond it may overflow in a sound model
+
+
+class NotInstrumentedError(ContractError):
+    """A sound ONNX file that has no contract."""
 
 
 class _Graph:
@@ -260,7 +264,7 @@ def _contract_of(graph: _Graph) -> Contract:
     assert graph.session is not None
     text = graph.session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
-        raise ContractError(
+        raise NotInstrumentedError(
             f"{graph.path}: ONNX, but not made by onnxplain; run: onnxplain instrument "
             f"{graph.path} -o explained.onnx"
         )
