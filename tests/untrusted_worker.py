@@ -16,18 +16,21 @@ from typing import Any
 
 __all__ = ["Outcome", "Worker"]
 
-SECONDS = 20
-MEMORY = 3 * 2**30  # bytes of addresses; libraries and the stacks of threads take 1.5 GiB of it
+LONGEST_WAIT = 120  # seconds
+MEMORY = 8 * 2**30  # bytes of addresses; libraries, the stacks of threads, weights that are mapped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a file: `served`, or the kind of error and what it says."""
+    """What came of a file: `served`, or the kind of error and what it says.
+
+    `seconds` are those of the processor, `peak` is the most memory that the process had so far.
+    """
 
     kind: str
     text: str
     seconds: float
-    peak: int = 0  # bytes
+    peak: int
 
     @property
     def typed(self) -> bool:
@@ -43,18 +46,16 @@ class Worker:
     def __call__(self, path: Path) -> Outcome:
         if self.process is None or self.process.poll() is not None:
             self.process = self._start()
-        process, start = self.process, time.monotonic()
+        process = self.process
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(f"{path}\n".encode())
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT)
         line = process.stdout.readline() if ready else b""
-        seconds = time.monotonic() - start
         if line:
-            return Outcome(seconds=seconds, **json.loads(line))
-        if not ready:
-            process.kill()
-        return Outcome("ended" if ready else "late", f"exit status {process.wait()}", seconds)
+            return Outcome(**json.loads(line))
+        process.kill()
+        return Outcome("ended" if ready else "late", f"exit status {process.wait()}", 0, 0)
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -82,7 +83,7 @@ def _try(path: Path) -> dict[str, Any]:
 
     made = path.with_name("explained.onnx")
     made.unlink(missing_ok=True)
-    text = ""
+    text, start = "", time.process_time()
     try:
         onnxplain.instrument(path, made)
         explainer = onnxplain.Explainer(made, device="cpu", threads=1)
@@ -93,8 +94,15 @@ def _try(path: Path) -> dict[str, Any]:
         kind, text = f"typed {type(error).__name__}", str(error)
     except Exception as error:
         kind, text = type(error).__name__, "".join(traceback.format_exception(error)[-12:])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"kind": kind, "text": text, "peak": peak}
+    seconds = time.process_time() - start
+    return {"kind": kind, "text": text, "seconds": seconds, "peak": _peak()}
+
+
+def _peak() -> int:
+    """Of this process alone: that of `getrusage` counts what it was forked from too."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
 
 
 def _main() -> None:

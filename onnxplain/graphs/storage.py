@@ -84,6 +84,9 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
         check_sound(proto, path.parent)
         model = ir.from_proto(proto)
         ir.external_data.set_base_dir(model.graph, path.parent)
+        for value in model.graph.initializers.values():
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.numpy()  # maps the file
         return _inlined(model)
     except OSError as error:
         missing = error.filename if isinstance(error.filename, str | os.PathLike) else path
