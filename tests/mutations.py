@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
-__all__ = ["BYTES", "MUTATIONS"]
+__all__ = ["BYTES", "MUTATIONS", "spoil_document"]
 
 Mutation = Callable[[onnx.ModelProto, Random], None]
 
@@ -399,3 +399,21 @@ def splice(data: bytes, random: Random) -> bytes:
 
 
 BYTES.update({function.__name__: function for function in (flip, cut, splice)})
+
+
+def spoil_document(document: Any, random: Random) -> None:
+    """Changes one entry of a JSON document, at whatever depth."""
+    while True:
+        keys = list(document) if isinstance(document, dict) else list(range(len(document)))
+        if not keys:
+            return
+        key = random.choice(keys)
+        inner = document[key]
+        if not isinstance(inner, dict | list) or random.random() < 0.2:
+            break
+        document = inner
+    if random.random() < 0.2:
+        del document[key]
+    else:
+        other = [None, True, "", "x", -1, 0, 2, 0.5, 1e308, 10**400, [], {}, [1, 2], [[0, 9]]]
+        document[key] = random.choice([*other, number(random), "attention.1", "features"])

@@ -10,12 +10,13 @@ from random import Random
 
 import onnx
 import pytest
+from conftest import toy_contract, toy_model
 from hand_written import HandWritten, to_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mutations import BYTES, MUTATIONS
+from mutations import BYTES, MUTATIONS, spoil_document
 from torch import nn
-from untrusted_worker import Worker
+from untrusted_worker import Outcome, Worker
 
 ROUNDS = int(os.environ.get("ONNXPLAIN_FUZZ_ROUNDS", "60"))
 LONGEST = 20  # seconds of the processor
@@ -44,13 +45,16 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-@settings(
+fuzzed = settings(
     max_examples=ROUNDS,
     deadline=None,
     derandomize=ROUNDS <= 60,
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@fuzzed
 @given(
     which=st.sampled_from("abc"),
     changes=st.lists(st.sampled_from([*MUTATIONS, *BYTES]), min_size=1, max_size=3),
@@ -74,7 +78,25 @@ def test_every_answer_is_one_of_ours(
             data = BYTES[name](data, random)
     path = tmp_path_factory.getbasetemp() / "fuzzed.onnx"
     path.write_bytes(data)
-    outcome = worker(path)
+    check(worker(path), which, changes)
+
+
+@fuzzed
+@given(changes=st.integers(1, 3), random=st.randoms(use_true_random=False))
+def test_a_contract_of_a_stranger(
+    worker: Worker, tmp_path_factory: pytest.TempPathFactory, changes: int, random: Random
+) -> None:
+    model = toy_model(toy_contract())
+    document = json.loads(model.metadata_props[0].value)
+    for _ in range(changes):
+        spoil_document(document, random)
+    model.metadata_props[0].value = json.dumps(document)
+    path = tmp_path_factory.getbasetemp() / "strange.onnx"
+    path.write_bytes(model.SerializeToString())
+    check(worker(path, "explained"), "contract", [])
+
+
+def check(outcome: Outcome, which: str, changes: list[str]) -> None:
     if LOG:
         with Path(LOG).open("a") as log:
             print(json.dumps([which, changes, *vars(outcome).values()]), file=log)

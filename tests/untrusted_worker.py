@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["Outcome", "Worker"]
 
 LONGEST_WAIT = 120  # seconds
-MEMORY = 8 * 2**30  # bytes of addresses; libraries, the stacks of threads, weights that are mapped
+MEMORY = 3 * 2**30  # bytes that it may allocate; files that are mapped do not count
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class Worker:
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, path: Path) -> Outcome:
+    def __call__(self, path: Path, action: str = "instrument") -> Outcome:
+        """Instruments the file and runs the result, or runs all methods of an "explained" one."""
         if self.process is None or self.process.poll() is not None:
             self.process = self._start()
         process = self.process
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(f"{path}\n".encode())
+        process.stdin.write(f"{action} {path}\n".encode())
         process.stdin.flush()
         ready, _, _ = select.select([process.stdout], [], [], LONGEST_WAIT)
         line = process.stdout.readline() if ready else b""
@@ -75,20 +76,27 @@ class Worker:
             self.process.wait()
 
 
-def _try(path: Path) -> dict[str, Any]:
+def _try(action: str, path: Path) -> dict[str, Any]:
     import numpy as np
 
     import onnxplain
     from onnxplain.errors import OnnxplainError
 
-    made = path.with_name("explained.onnx")
-    made.unlink(missing_ok=True)
+    made = path
+    if action == "instrument":
+        made = path.with_name("explained.onnx")
+        made.unlink(missing_ok=True)
     text, start = "", time.process_time()
     try:
-        onnxplain.instrument(path, made)
+        if action == "instrument":
+            onnxplain.instrument(path, made)
         explainer = onnxplain.Explainer(made, device="cpu", threads=1)
         height, width = explainer.contract.input.size
-        explainer.taps(np.zeros((1, 3, height, width), np.float32))
+        if action == "instrument":
+            explainer.taps(np.zeros((1, 3, height, width), np.float32))
+        else:
+            for result in explainer.explain_each(np.zeros((height, width, 3), np.uint8)):
+                result.overlay()
         kind = "served"
     except OnnxplainError as error:
         kind, text = f"typed {type(error).__name__}", str(error)
@@ -112,12 +120,13 @@ def _main() -> None:
     import onnxplain.runtime  # noqa: F401
 
     onnxruntime.set_default_logger_severity(4)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries may print
     print("ready", file=answers)
     for line in sys.stdin:
-        print(json.dumps(_try(Path(line.rstrip("\n")))), file=answers)
+        action, _, path = line.rstrip("\n").partition(" ")
+        print(json.dumps(_try(action, Path(path))), file=answers)
 
 
 if __name__ == "__main__":
