@@ -285,7 +285,12 @@ def _check_kinds(contract: Contract) -> None:
     texts = [image.name, image.layout, image.crop_mode, image.interpolation, image.color_order]
     texts += [contract.logits, source.name, source.framework, *contract.tokens.prefix]
     texts += [*(contract.labels or ()), *(contract.graphs or {}).values()]
-    texts += [name for name in (contract.target, contract.class_weights) if name is not None]
+    texts += [name for names in contract.methods.values() for name in names]
+    names = [contract.target, contract.class_weights, contract.features, contract.features_gradient]
+    names += [contract.input_relevance, contract.input_relevance_attnlrp]
+    for layer in contract.layers:
+        names += [layer.attention, layer.gradient, layer.relevance, layer.relevance_lrp]
+    texts += [name for name in names if name is not None]
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"{text!r} where a name should be")

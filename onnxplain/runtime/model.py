@@ -185,6 +185,12 @@ class Model:
                 if graph.session is None:
                     self._open(graph)
             values.update(self._run_in_batches(graph, images, asked, names))
+        shape = values[self.contract.logits].shape
+        if shape != (len(images), self.contract.classes):
+            raise ContractError(
+                f"{self.path}: {self.contract.logits} has shape {shape}, the contract says "
+                f"{len(images)} images and {self.contract.classes} classes; make the file again"
+            )
         sound = not finite or np.isfinite(values[self.contract.logits]).all(axis=-1).any()
         if not sound and any(np.abs(image).max() < _ORDINARY for image in images):
             raise ModelError(
