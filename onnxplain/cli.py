@@ -33,6 +33,7 @@ from onnxplain.options import (
     StartLayer,
     given,
     read_names,
+    read_size,
     read_weights,
     sized,
 )
@@ -41,6 +42,7 @@ from onnxplain.reporting import (
     print_demo,
     print_evaluation,
     print_explanation,
+    print_findings,
     print_verification,
     summary_of,
 )
@@ -220,9 +222,24 @@ def _compare(
 
 
 @app.command("inspect")
-def _inspect(model: Model, as_json: Json = False, debug: Debug = False) -> None:
-    """Print what an explained file says of itself."""
-    print_contract(model, onnxplain.Explainer(model, device="cpu").contract, as_json)
+def _inspect(
+    model: Model, img_size: ImageSize = None, as_json: Json = False, debug: Debug = False
+) -> None:
+    """Print what an explained file says of itself, or what could be explained of another file.
+
+    The latter needs the extra `graphs`.
+    """
+    from onnxplain.runtime.model import NotInstrumentedError
+
+    try:
+        contract = onnxplain.Explainer(model, device="cpu", **sized(img_size)).contract
+    except NotInstrumentedError:
+        from onnxplain.graphs.findings import find
+
+        found = find(model, image_size=None if img_size is None else read_size(img_size))
+        print_findings(found, as_json)
+    else:
+        print_contract(model, contract, as_json)
 
 
 @app.command("verify")

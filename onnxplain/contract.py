@@ -22,6 +22,7 @@ __all__ = [
     "HALF",
     "INT8",
     "KEY",
+    "LARGEST_INPUT",
     "PRECISIONS",
     "AttentionLayer",
     "Contract",
@@ -35,6 +36,7 @@ __all__ = [
 KEY = "onnxplain"
 FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
+LARGEST_INPUT = LARGEST_SIDE**2  # pixels of all pictures of a batch of a fixed size
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 HALF = "half"  # the model computes in float16, and what explains it in float32
 # The model rounds to 8 bits; gradients and relevance pass straight through, and are 0 where a value
@@ -290,7 +292,12 @@ def _check_kinds(contract: Contract) -> None:
     texts = [image.name, image.layout, image.crop_mode, image.interpolation, image.color_order]
     texts += [contract.logits, source.name, source.framework, *contract.tokens.prefix]
     texts += [*(contract.labels or ()), *(contract.graphs or {}).values()]
-    texts += [name for name in (contract.target, contract.class_weights) if name is not None]
+    texts += [name for names in contract.methods.values() for name in names]
+    names = [contract.target, contract.class_weights, contract.features, contract.features_gradient]
+    names += [contract.input_relevance, contract.input_relevance_attnlrp]
+    for layer in contract.layers:
+        names += [layer.attention, layer.gradient, layer.relevance, layer.relevance_lrp]
+    texts += [name for name in names if name is not None]
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"{text!r} where a name should be")
@@ -324,6 +331,8 @@ def _check(contract: Contract) -> None:
     usual = all(map(math.isfinite, numbers)) and min(*image.std, image.crop_pct) > 0
     if not usual or not 1e-3 <= image.crop_pct <= 1e3:
         raise ValueError(f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}")
+    if math.prod(image.size) * (image.batch or 1) > LARGEST_INPUT:
+        raise ValueError(f"batch {image.batch} of {image.size[0]}x{image.size[1]} pixels")
     if count > image.size[0] * image.size[1] + len(contract.tokens.prefix):
         raise ValueError(f"{count} tokens for {image.size[0]}x{image.size[1]} pixels")
     if image.multiple is not None and image.size != tuple(

@@ -1,16 +1,20 @@
-"""A contract in words, for a person to read."""
+"""A contract, or what was found in a file without one, in words for a person to read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnxplain.contract import Contract, Readout
-from onnxplain.outputs import heatmap_name, map_name
+from onnxplain.outputs import METHODS, heatmap_name, map_name
 
-__all__ = ["describe", "describe_verification"]
+if TYPE_CHECKING:
+    from onnxplain.graphs.findings import Findings
+
+__all__ = ["describe", "describe_findings", "describe_verification"]
 
 _SHOWN_LABELS = 5
+_OF_THE_GRAPH = ("tokens", "readout", "features", "attention", "classes", "logits")
 
 
 def describe(contract: Contract) -> Iterator[tuple[str, str]]:
@@ -75,6 +79,47 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     for kind, file in (contract.graphs or {}).items():
         yield f"graph {kind}", file
     yield "verified", describe_verification(contract.verification)
+
+
+def describe_findings(found: Findings) -> Iterator[tuple[str, str]]:
+    """The same of a file that is not instrumented, with what each method would cost, or why it
+    cannot be had."""
+    yield "model", f"{found.name}, not instrumented"
+    opset = "without an opset" if found.opset is None else f"opset {found.opset}"
+    yield "graph", f"{opset}, {found.nodes} nodes, {found.weights} weights"
+    yield "input", ", ".join(found.inputs) or "none"
+    yield "output", ", ".join(found.outputs) or "none"
+    if found.contract is not None:
+        told = dict(describe(found.contract))
+        yield from ((name, told[name]) for name in _OF_THE_GRAPH if name in told)
+    elif found.layers:
+        heads, tokens = ({layer[i] for layer in found.layers} for i in range(2))
+        yield (
+            "attention",
+            f"{len(found.layers)} layers of {' or '.join(map(str, sorted(heads)))} heads over "
+            f"{' or '.join(map(str, sorted(tokens)))} tokens",
+        )
+    if found.no_attention is not None:
+        yield "no attention", found.no_attention
+    if found.features:
+        yield "Grad-CAM reads", ", ".join(found.features)
+    if found.reason is not None:
+        yield "not explained", found.reason
+    if found.contract is not None:
+        assumed = ", ".join(
+            f"{name} {_numbers(value) if isinstance(value, tuple) else value}"
+            for name, value in found.assumed.items()
+        )
+        yield (
+            "assumed",
+            f"{assumed}: the graph does not tell; give the model's own to instrument",
+        )
+        yield "cost", "in forward passes, by multiply-adds of products and convolutions"
+    for method in METHODS:
+        if method in found.cost:
+            yield f"method {method}", f"{found.cost[method]:.2f} forward passes"
+        elif method in found.refused:
+            yield f"method {method}", f"not available: {found.refused[method]}"
 
 
 def describe_verification(verification: Mapping[str, Any] | None) -> str:

@@ -1,5 +1,5 @@
-"""What commands print: of an export, an explanation, a contract, a verification,
-an evaluation, the demo."""
+"""What commands print: of an export, an explanation, a contract, a file without one,
+a verification, an evaluation, the demo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from onnxplain.demo.show import Shown
     from onnxplain.evaluation import Evaluation
     from onnxplain.graphs import Report
+    from onnxplain.graphs.findings import Findings
     from onnxplain.runtime import Explanation
     from onnxplain.verification import Verification
 
@@ -25,6 +27,7 @@ __all__ = [
     "print_demo",
     "print_evaluation",
     "print_explanation",
+    "print_findings",
     "print_report",
     "print_verification",
     "summary_of",
@@ -77,18 +80,50 @@ def print_contract(model: Path, contract: Contract, as_json: bool) -> None:
     if as_json:
         print(json.dumps(json.loads(contract.to_json()), indent=2))
         return
+    from onnxplain.inspection import describe
+
+    _print_pairs(model, describe(contract))
+
+
+def print_findings(found: Findings, as_json: bool) -> None:
+    if as_json:
+        methods: dict[str, Any] = {method: {"cost": cost} for method, cost in found.cost.items()}
+        methods |= {method: {"refused": why} for method, why in found.refused.items()}
+        contract = found.contract
+        print_json(
+            model=str(found.path),
+            instrumented=False,
+            name=found.name,
+            opset=found.opset,
+            nodes=found.nodes,
+            weights=found.weights,
+            inputs=list(found.inputs),
+            outputs=list(found.outputs),
+            layers=[{"heads": heads, "tokens": tokens} for heads, tokens in found.layers],
+            features=list(found.features),
+            no_attention=found.no_attention,
+            assumed=found.assumed if contract is not None else None,
+            contract=None if contract is None else json.loads(contract.to_json()),
+            methods=methods,
+            reason=found.reason,
+        )
+        return
+    from onnxplain.inspection import describe_findings
+
+    _print_pairs(found.path, describe_findings(found))
+
+
+def _print_pairs(title: Path, pairs: Iterable[tuple[str, str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from onnxplain.inspection import describe
-
-    table = Table(title=str(model), title_justify="left", show_header=False)
+    table = Table(title=str(title), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(overflow="fold")
-    for name, value in describe(contract):
+    for name, value in pairs:
         table.add_row(name, Text(value))  # brackets are no markup
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def print_demo(shown: Shown, as_json: bool) -> None:

@@ -92,6 +92,8 @@ BAD_MODELS: Mapping[str, tuple[Callable[[], bytes], str]] = {
 @pytest.mark.parametrize("command", ["explain", "compare", "inspect"])
 @pytest.mark.parametrize("case", BAD_MODELS)
 def test_bad_model(command: str, case: str, cat: Path, tmp_path: Path) -> None:
+    if (command, case) == ("inspect", "without a contract"):
+        return  # which it looks into
     make, expected = BAD_MODELS[case]
     model, out = tmp_path / "model.onnx", tmp_path / "out.png"
     model.write_bytes(make())

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
     "evaluation": {"inputs", "runtime", "graphs", "demo", *SHARED, *EVALUATION_PACKAGES},
-    "inspection": {"contract", "outputs"},
+    "inspection": {"graphs", "contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ try:
     from onnxplain.graphs.explained import Explained, explain
     from onnxplain.graphs.precision import check_precision, narrow
     from onnxplain.graphs.request import Request
+    from onnxplain.graphs.sound import blaming
     from onnxplain.graphs.storage import Report, check_destination, load, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
@@ -120,21 +122,23 @@ def instrument(
             f"{path} is the model itself and would be overwritten; choose another name"
         )
     model = load(source)
+    file = contextlib.nullcontext() if isinstance(source, ir.Model) else blaming(source)
     try:
-        explained = explain(
-            model,
-            bundle=bundle,
-            methods=methods,
-            contract=contract,
-            labels=labels,
-            preprocessing=preprocessing,
-            gamma=gamma,
-            request=request,
-        )
-        if precision == "fp16":
-            explained = narrow(explained)
-        if embed_preprocessing:
-            explained = embed(explained)
+        with file:
+            explained = explain(
+                model,
+                bundle=bundle,
+                methods=methods,
+                contract=contract,
+                labels=labels,
+                preprocessing=preprocessing,
+                gamma=gamma,
+                request=request,
+            )
+            if precision == "fp16":
+                explained = narrow(explained)
+            if embed_preprocessing:
+                explained = embed(explained)
     except ModelError as error:
         if isinstance(source, ir.Model):
             raise

@@ -25,10 +25,10 @@ from onnxplain.graphs.request import Request
 from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
 from onnxplain.graphs.selection import maps_alone, with_methods
-from onnxplain.graphs.structure import analyse
+from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["SINGLE", "Explained", "explain"]
+__all__ = ["SINGLE", "Explained", "explain", "with_structure"]
 
 SINGLE = "single"
 
@@ -110,18 +110,8 @@ def explain(
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
-    model = normalised(model, size)
-    found = analyse(model, logits, size)
     probability = request.score == "probability"
-    score = score_of(found) if probability else "logit"
-    inner = before_the_end(model, found, as_named=logits is not None and not probability)
-    if inner is not None:
-        model, logits = inner
-        found = analyse(model, logits, size)
-    if found.batch is not None and not found.any_size:
-        freed = with_free_batch(model, found.image.name or "")
-        if freed is not None:
-            model, found = freed, analyse(freed, logits, size)
+    model, found, score = with_structure(model, logits, size, probability=probability)
     base = draft(
         model,
         found,
@@ -154,6 +144,38 @@ def explain(
         whole = dataclasses.replace(whole, graphs=graphs)
     explained = Explained(whole, models, source_bytes)
     return explained if request.taps else explained.maps_alone()
+
+
+def with_structure(
+    model: ir.Model,
+    logits: str | None,
+    size: tuple[int, int] | None,
+    *,
+    probability: bool = False,
+) -> tuple[ir.Model, Structure, str]:
+    """What a model is, the model in the form that is explained, and what is explained of a class.
+
+    The form: `normalised`, for any batch where that can be had, and with the logits as an output
+    where it has probabilities.
+
+    Args:
+        model: As its exporter wrote it; it is left as it is.
+        logits: Name of the output that is explained; None: the one that is found.
+        size: Height and width, where the graph takes pictures of any.
+        probability: Whether the probability of a class is explained, and not its logit.
+    """
+    model = normalised(model, size)
+    found = analyse(model, logits, size)
+    score = score_of(found) if probability else "logit"
+    inner = before_the_end(model, found, as_named=logits is not None and not probability)
+    if inner is not None:
+        model, logits = inner
+        found = analyse(model, logits, size)
+    if found.batch is not None and not found.any_size:
+        freed = with_free_batch(model, found.image.name or "")
+        if freed is not None:
+            model, found = freed, analyse(freed, logits, size)
+    return model, found, score
 
 
 def _requested(contract: Contract, request: Request, methods: Iterable[str]) -> Contract:

@@ -10,6 +10,7 @@ multiple of the batch; everything else is static.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +31,17 @@ NUMBERS = {
 }
 FOLDED = 4096  # values up to this many elements are computed; weights are not
 FOLDED_INTEGERS = 2**18  # an index for every channel of every image of a probe
+COMPUTED_BYTES = 2**30  # all together, for one batch size
+COMPUTED = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+# Results of a size that depends on the values, and is bounded by that of the operand.
+SELECTS = frozenset({"Compress", "NonZero", "Unique"})
+NORMALISATIONS = frozenset({"LayerNormalization", "RMSNormalization"})
+# What takes far more memory or time than its operands and results have elements, or is random.
+NOT_COMPUTED = frozenset(
+    {"AveragePool", "Bernoulli", "Col2Im", "Conv", "ConvInteger", "ConvTranspose", "DeformConv"}
+    | {"Einsum", "LpPool", "MaxPool", "MaxUnpool", "Multinomial", "NonMaxSuppression"}
+    | {"QLinearConv", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 
 
 @dataclass(frozen=True)
@@ -138,8 +150,16 @@ def _propagate(
 ) -> dict[ir.Value, Facts]:
     """Facts of every value with batch and picture bound to sizes, so that all are numbers."""
     facts = bound(model, image, batch, size)
+    room = COMPUTED_BYTES
     for node in model.graph:
         visit(node, facts, model.opset_imports)
+        made = (facts[value].constant for value in node.outputs)
+        room -= sum(array.nbytes for array in made if array is not None)
+        if room < 0:
+            raise UnsupportedModelError(
+                f"the constants that are computed up to node {node.name} take more than "
+                f"{COMPUTED_BYTES} bytes; expected a graph that computes on the image"
+            )
     return facts
 
 
@@ -172,6 +192,8 @@ def _of_tensor(tensor: ir.TensorProtocol) -> Facts:
 
 
 def _of_constant(node: ir.Node) -> Facts:
+    if len(node.attributes) != 1:
+        raise ModelError(f"node {node.name}: a Constant of {len(node.attributes)} values")
     (attribute,) = node.attributes.values()
     if attribute.type == ir.AttributeType.TENSOR:
         return _of_tensor(attribute.as_tensor())
@@ -197,14 +219,18 @@ def visit(node: ir.Node, facts: dict[ir.Value, Facts], versions: dict[str, int])
         array = np.array(dims, np.int64)
         facts[node.outputs[0]] = Facts(array.shape, ir.DataType.INT64, array)
         return
-    proto = ir.serde.serialize_node(node)
-    constant = all(fact.constant is not None for fact in inputs.values())
+    try:
+        proto = ir.serde.serialize_node(node)
+    except ir.serde.SerdeError as error:
+        raise ModelError(
+            f"node {node.name} ({node.op_type}) cannot be written again: {error.__cause__}"
+        ) from error
     types = _infer_types(node, proto, inputs, versions)
-    if constant and _is_small(types):
-        arrays = {name: fact.constant for name, fact in inputs.items()}
-        results = onnx.reference.ReferenceEvaluator(proto, opsets=dict(versions)).run(None, arrays)
-        for value, array in zip(node.outputs, results, strict=True):
-            array = np.asarray(array)
+    _check_axes(node, facts)
+    if _is_computed(node, inputs.values(), types):
+        for value, array in zip(
+            node.outputs, _computed(node, proto, inputs, versions), strict=True
+        ):
             facts[value] = Facts(array.shape, ir.DataType.from_numpy(array.dtype), array)
         return
     for value in node.outputs:
@@ -231,16 +257,58 @@ def visit(node: ir.Node, facts: dict[ir.Value, Facts], versions: dict[str, int])
             raise ModelError(f"node {node.name} (Reshape) makes {after} elements of {before}")
 
 
+def _check_axes(node: ir.Node, facts: Mapping[ir.Value, Facts]) -> None:
+    """The attributes that onnx infers a shape from without a look at whether they fit; at a wrong
+    axis of a normalisation onnxruntime crashes."""
+    source = node.inputs[0] if node.inputs else None
+    shape = () if source is None else facts[source].shape
+    axis, perm = node.attributes.get("axis"), node.attributes.get("perm")
+    rank, what = len(shape), f"node {node.name} ({node.op_type})"
+    if node.op_type in NORMALISATIONS and axis is not None and not -rank <= axis.as_int() < rank:
+        raise ModelError(
+            f"{what} has axis {axis.as_int()}; expected one of the {rank} of {show(shape)}"
+        )
+    if node.op_type == "Transpose" and perm is not None:
+        order = list(perm.as_ints())
+        if sorted(order) != list(range(rank)):
+            raise ModelError(f"{what} has perm {order}; expected each axis of {show(shape)} once")
+
+
 def _sizes(shape: Shape) -> list[int]:
     return [d for d in shape if isinstance(d, int)]
 
 
-def _is_small(types: dict[str, onnx.TypeProto]) -> bool:
-    return all(
-        np.prod([d.dim_value for d in t.tensor_type.shape.dim], dtype=np.int64)
-        <= (FOLDED_INTEGERS if t.tensor_type.elem_type == onnx.TensorProto.INT64 else FOLDED)
-        for t in types.values()
-    )
+def _is_computed(
+    node: ir.Node, inputs: Collection[Facts], types: Mapping[str, onnx.TypeProto]
+) -> bool:
+    """Whether a node is computed here: all is constant, and neither the result nor what it takes
+    to compute it is large, whatever the file says."""
+    if node.op_type in NOT_COMPUTED or any(fact.constant is None for fact in inputs):
+        return False
+    if not all(fact.dtype.is_integer() or fact.dtype in COMPUTED for fact in inputs):
+        return False
+    for kind in types.values():
+        dims = kind.tensor_type.shape.dim
+        count = math.prod(d.dim_value for d in dims)
+        most = FOLDED_INTEGERS if kind.tensor_type.elem_type == onnx.TensorProto.INT64 else FOLDED
+        known = kind.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims)
+        if not (known and 0 <= count <= most) and node.op_type not in SELECTS:
+            return False
+    return True
+
+
+def _computed(
+    node: ir.Node, proto: onnx.NodeProto, inputs: Mapping[str, Facts], versions: dict[str, int]
+) -> list[np.ndarray]:
+    arrays = {name: fact.constant for name, fact in inputs.items()}
+    try:
+        evaluator = onnx.reference.ReferenceEvaluator(proto, opsets=dict(versions))
+        return [np.asarray(array) for array in evaluator.run(None, arrays)]
+    except Exception as error:  # whatever numpy says to wrong operands
+        raise ModelError(
+            f"node {node.name} ({node.op_type}) cannot be computed from its constants: "
+            f"{next(iter(str(error).splitlines()), type(error).__name__)}"
+        ) from error
 
 
 def _infer_types(
@@ -249,7 +317,6 @@ def _infer_types(
     inputs: dict[str, Facts],
     versions: dict[str, int],
 ) -> dict[str, onnx.TypeProto]:
-    opsets = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
     types = {
         name: onnx.helper.make_tensor_type_proto(int(fact.dtype), _sizes(fact.shape))
         for name, fact in inputs.items()

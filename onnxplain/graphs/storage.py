@@ -19,10 +19,11 @@ from onnx.external_data_helper import uses_external_data
 from onnx_ir.passes.common import InlinePass
 
 from onnxplain.contract import Contract
-from onnxplain.errors import InputError, ModelError
+from onnxplain.errors import InputError, ModelError, UnsupportedModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.graphs.normal.opset import NORMALISATIONS
 from onnxplain.graphs.normal.rewrite import MICROSOFT
+from onnxplain.graphs.sound import check_sound
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = [
@@ -83,20 +84,26 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
     try:
         size = path.stat().st_size
         if size == 0:
-            raise ModelError(f"{path}: empty; expected an ONNX model")
+            raise ModelError("empty; expected an ONNX model")
         if size >= PROTOBUF_END:
             raise ModelError(
-                f"{path}: {size} bytes; an ONNX file ends at 2 GiB, a larger model keeps its "
+                f"{size} bytes; an ONNX file ends at 2 GiB, a larger model keeps its "
                 "weights in a file beside it"
             )
         _check(path)
-        model = ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+        check_sound(proto, path.parent)
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, path.parent)
         for value in model.graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.numpy()
+                value.const_value.numpy()  # maps the file
+        return _inlined(model)
     except OSError as error:
         missing = error.filename if isinstance(error.filename, str | os.PathLike) else path
         raise ModelError(f"{path}: {error.strerror or error} ({missing})") from None
+    except ModelError as error:
+        raise type(error)(f"{path}: {error}") from None
     except (onnx.checker.ValidationError, DecodeError, ValueError, RuntimeError) as error:
         reason = _first_line(error)
         _, external, place = reason.partition("should be stored in ")
@@ -105,7 +112,6 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
                 f"{path}: the file of its weights is missing: {place.partition(', but')[0]}"
             ) from None
         raise ModelError(f"{path}: not an ONNX model, or a damaged one ({reason})") from None
-    return _inlined(model)
 
 
 def _check(path: Path) -> None:
@@ -140,7 +146,12 @@ def weight_files(source: str | os.PathLike[str]) -> list[Path]:
 def _inlined(model: ir.Model) -> ir.Model:
     if model.functions:
         model = model.clone()
-        InlinePass()(model)
+        try:
+            InlinePass()(model)
+        except (ValueError, ir.passes.PassError) as error:
+            raise UnsupportedModelError(
+                f"its functions cannot be put in where they are called: {_first_line(error)}"
+            ) from None
     return model
 
 
@@ -164,7 +175,7 @@ def save(explained: Explained, path: str | os.PathLike[str]) -> Report:
             _write_file(explained.models[SINGLE], scratch / path.name)
         files = {f.name: f.stat().st_size for f in sorted(scratch.iterdir())}
         for name in _graph_files(explained, path):
-            onnx.checker.check_model(scratch / name, full_check=True)
+            _check_written(scratch / name)
         if bundle:
             _put_folder(scratch, path)
         else:
@@ -210,6 +221,13 @@ def _graph_files(explained: Explained, path: Path) -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__).strip()
+
+
+def _check_written(path: Path) -> None:
+    try:
+        onnx.checker.check_model(path, full_check=True)
+    except ValueError as error:  # of an element type that is none
+        raise onnx.checker.ValidationError(str(error)) from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from itertools import chain, pairwise
 
 import onnx_ir as ir
 
-from onnxplain.contract import Readout
+from onnxplain.contract import LARGEST_INPUT, Readout
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.axes import Place, trace, volume
 from onnxplain.graphs.feature_map import find_feature_map
@@ -93,6 +93,7 @@ def analyse(
             'to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
     _check_operators(model)
+    _check_input(image, size)
     facts = infer(model, image, size)
     batch = facts[image].shape[0]
     live = dependents(graph, image)
@@ -288,6 +289,15 @@ def _image(graph: ir.Graph) -> ir.Value:
             "with such an input)"
         )
     return image
+
+
+def _check_input(image: ir.Value, size: tuple[int, int]) -> None:
+    batch = image.shape[0] if image.shape is not None else None
+    pixels = math.prod(size) * (batch if isinstance(batch, int) else 1)
+    if min(size) < 1 or not 1 <= pixels <= LARGEST_INPUT:
+        raise UnsupportedModelError(
+            f"input {image.name} has shape {image.shape}; expected from 1 to {LARGEST_INPUT} pixels"
+        )
 
 
 def _fixed_size(image: ir.Value) -> tuple[int, int] | None:

@@ -175,7 +175,13 @@ def compute(
     }
     function = _function(method)
     keywords = {name: layout[name] for name in _keywords(function) if name in layout}
-    grid[finite] = function(*arguments, **keywords, **options)
+    maps = function(*arguments, **keywords, **options)
+    if maps.shape[1:] != grid.shape[1:]:
+        raise ContractError(
+            f"the outputs that {method} reads give a map of shape {maps.shape[1:]}, the contract "
+            f"says {grid.shape[1:]}; make the file again"
+        )
+    grid[finite] = maps
     return grid
 
 

@@ -20,9 +20,13 @@ from onnxplain.runtime.targets import Question
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["Model"]
+__all__ = ["Model", "NotInstrumentedError"]
 
 _ORDINARY = 1e6  # normalised pixel values beyond it may overflow in a sound model
+
+
+class NotInstrumentedError(ContractError):
+    """A sound ONNX file that has no contract."""
 
 
 class _Graph:
@@ -183,6 +187,12 @@ class Model:
                 if graph.session is None:
                     self._open(graph)
             values.update(self._run_in_batches(graph, images, asked, names))
+        shape = values[self.contract.logits].shape
+        if shape != (len(images), self.contract.classes):
+            raise ContractError(
+                f"{self.path}: {self.contract.logits} has shape {shape}, the contract says "
+                f"{len(images)} images and {self.contract.classes} classes; make the file again"
+            )
         sound = not finite or np.isfinite(values[self.contract.logits]).all(axis=-1).any()
         if not sound and any(np.abs(image).max() < _ORDINARY for image in images):
             raise ModelError(
@@ -263,7 +273,7 @@ def _contract_of(graph: _Graph) -> Contract:
     assert graph.session is not None
     text = graph.session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
-        raise ContractError(
+        raise NotInstrumentedError(
             f"{graph.path}: ONNX, but not made by onnxplain; run: onnxplain instrument "
             f"{graph.path} -o explained.onnx"
         )

@@ -78,7 +78,8 @@ def _(s: Step, g: Grads) -> Results:
     start = 0
     for value, arrived in zip(s.node.outputs, g, strict=True):
         size = s.b.of(value).shape[axis]
-        assert isinstance(size, int)
+        if not isinstance(size, int):
+            raise s.refuse("it splits the batch axis")
         if arrived is not None:
             place = Range(axis, start, start + size, length(s, axis))
             pieces.append(Cotangent(arrived, place))
