@@ -20,6 +20,7 @@ import onnxplain as ox
 from onnxplain import InputError
 from onnxplain.evaluation import run
 from onnxplain.evaluation.progress import FILE
+from onnxplain.evaluation.report import write_report
 from onnxplain.runtime.model import Model
 
 REPORT = ("index.html", "results.csv", "results.json")
@@ -109,10 +110,8 @@ def test_a_dataset_in_the_folder_of_the_report_is_not_overwritten(
 def test_no_half_of_a_report_is_left(
     garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = run.write_report
-
     def killed(results: Any, pictures: Any, folder: Path) -> None:
-        write(results, pictures, folder)
+        write_report(results, pictures, folder)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run, "write_report", killed)
