@@ -138,7 +138,7 @@ def test_weights_in_a_file_of_any_name_count_as_the_model(garments: Path, tmp_pa
     weights = bytearray((tmp_path / "other").read_bytes())
     weights[-4096:] = bytes(4096)
     (tmp_path / "other").write_bytes(weights)
-    with pytest.raises(InputError, match="holds an evaluation with model"):
+    with pytest.raises(InputError, match="another model, or of this one before its files changed"):
         evaluate(model, "garments", tmp_path / "report", limit=1)
 
 
@@ -152,3 +152,13 @@ def test_a_report_in_the_folder_of_the_bundle(garments: Path, tmp_path: Path) ->
     assert run._digest(bundle) == before
     (bundle / "maps.onnx").write_bytes(b"another model")
     assert run._digest(bundle) != before
+
+
+def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    picture(tmp_path / "data/a.png")
+    evaluate(garments, tmp_path / "data", tmp_path / "report")
+    picture(tmp_path / "data/a.png", grey=1)
+    with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
+        evaluate(garments, tmp_path / "data", tmp_path / "report")
+    evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)

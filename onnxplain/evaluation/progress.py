@@ -18,6 +18,11 @@ from onnxplain.errors import InputError
 __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
+_DIGESTS = {
+    "model": "another model, or of this one before its files changed",
+    "dataset": "another dataset, or of this one before its pictures, labels or masks changed",
+}
+"""Settings of which the values say nothing to a reader."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS pictures (
@@ -72,10 +77,14 @@ class Progress:
 
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
         name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
-        found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
+        if name in _DIGESTS:
+            holds = f"of {_DIGESTS[name]}"
+        else:
+            found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
+            holds = f"with {name} {found}, this one has {expected}"
         return (
-            f"{self._path.parent}: holds an evaluation with {name} {found}, this one has "
-            f"{expected}; choose another folder, or start again (--restart)"
+            f"{self._path.parent}: holds an evaluation {holds}; choose another folder, or start "
+            "again (--restart)"
         )
 
     @contextlib.contextmanager
