@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from linear_model import write_linear_model
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.integrate import trapezoid
@@ -162,3 +164,12 @@ def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
         evaluate(garments, tmp_path / "data", tmp_path / "report")
     evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+
+
+def test_a_model_with_one_class(tmp_path: Path) -> None:
+    weights = np.ones((4, 4), np.float32)
+    model = write_linear_model(tmp_path / "linear.onnx", weights, 1, (2, 2))
+    contract = dataclasses.replace(ox.Explainer(model, device="cpu").contract, classes=1)
+    assert run._groups(None, contract) == ["localisation"]
+    with pytest.raises(InputError, match="one class, which is always predicted; expected local"):
+        run._groups(["sanity"], contract)
