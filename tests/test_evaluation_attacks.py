@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from linear_model import write_linear_model
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.integrate import trapezoid
@@ -20,6 +22,7 @@ import onnxplain as ox
 from onnxplain import InputError
 from onnxplain.evaluation import run
 from onnxplain.evaluation.progress import FILE
+from onnxplain.evaluation.report import write_report
 from onnxplain.runtime.model import Model
 
 REPORT = ("index.html", "results.csv", "results.json")
@@ -109,10 +112,8 @@ def test_a_dataset_in_the_folder_of_the_report_is_not_overwritten(
 def test_no_half_of_a_report_is_left(
     garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = run.write_report
-
     def killed(results: Any, pictures: Any, folder: Path) -> None:
-        write(results, pictures, folder)
+        write_report(results, pictures, folder)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run, "write_report", killed)
@@ -139,7 +140,7 @@ def test_weights_in_a_file_of_any_name_count_as_the_model(garments: Path, tmp_pa
     weights = bytearray((tmp_path / "other").read_bytes())
     weights[-4096:] = bytes(4096)
     (tmp_path / "other").write_bytes(weights)
-    with pytest.raises(InputError, match="holds an evaluation with model"):
+    with pytest.raises(InputError, match="another model, or of this one before its files changed"):
         evaluate(model, "garments", tmp_path / "report", limit=1)
 
 
@@ -153,3 +154,22 @@ def test_a_report_in_the_folder_of_the_bundle(garments: Path, tmp_path: Path) ->
     assert run._digest(bundle) == before
     (bundle / "maps.onnx").write_bytes(b"another model")
     assert run._digest(bundle) != before
+
+
+def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    picture(tmp_path / "data/a.png")
+    evaluate(garments, tmp_path / "data", tmp_path / "report")
+    picture(tmp_path / "data/a.png", grey=1)
+    with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
+        evaluate(garments, tmp_path / "data", tmp_path / "report")
+    evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+
+
+def test_a_model_with_one_class(tmp_path: Path) -> None:
+    weights = np.ones((4, 4), np.float32)
+    model = write_linear_model(tmp_path / "linear.onnx", weights, 1, (2, 2))
+    contract = dataclasses.replace(ox.Explainer(model, device="cpu").contract, classes=1)
+    assert run._groups(None, contract) == ["localisation"]
+    with pytest.raises(InputError, match="one class, which is always predicted; expected local"):
+        run._groups(["sanity"], contract)

@@ -18,6 +18,12 @@ from onnxplain.errors import InputError
 __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
+_ADD_PICTURE = "INSERT INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
+_DIGESTS = {
+    "model": "another model, or of this one before its files changed",
+    "dataset": "another dataset, or of this one before its pictures, labels or masks changed",
+}
+"""Settings of which the values say nothing to a reader."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS pictures (
@@ -29,8 +35,6 @@ CREATE TABLE IF NOT EXISTS levels (number INTEGER PRIMARY KEY, record BLOB);
 
 class Progress:
     """The finished pictures and levels of one evaluation. Each is stored whole or not at all.
-
-    Names and errors are kept as JSON: a file name that is not UTF-8 is no text for SQLite.
 
     Args:
         folder: Where `progress.sqlite` is, or is to be.
@@ -54,6 +58,7 @@ class Progress:
 
     def _open(self, settings: Mapping[str, Any], restart: bool) -> None:
         execute = self._database.execute
+        self._database.text_factory = lambda text: text.decode("utf-8", "surrogatepass")
         execute("PRAGMA locking_mode = EXCLUSIVE")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
@@ -72,10 +77,14 @@ class Progress:
 
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
         name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
-        found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
+        if name in _DIGESTS:
+            holds = f"of {_DIGESTS[name]}"
+        else:
+            found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
+            holds = f"with {name} {found}, this one has {expected}"
         return (
-            f"{self._path.parent}: holds an evaluation with {name} {found}, this one has "
-            f"{expected}; choose another folder, or start again (--restart)"
+            f"{self._path.parent}: holds an evaluation {holds}; choose another folder, or start "
+            "again (--restart)"
         )
 
     @contextlib.contextmanager
@@ -119,26 +128,24 @@ class Progress:
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
     ) -> None:
-        row = (number, json.dumps(name), None, json.dumps(facts), _packed(record))
-        self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
+        row = (number, _as_bytes(name), None, json.dumps(facts), _packed(record))
+        self._insert(_ADD_PICTURE, row)
 
     def add_failure(self, number: int, name: str, error: str) -> None:
-        row = (number, json.dumps(name), json.dumps(error), None, None)
-        self._insert("INSERT INTO pictures VALUES (?, ?, ?, ?, ?)", row)
+        self._insert(_ADD_PICTURE, (number, _as_bytes(name), _as_bytes(error), None, None))
 
     def pictures(self) -> Iterator[tuple[int, str, dict[str, Any], NDArray[np.float64]]]:
         """Number, name, facts and record of each finished picture, in order."""
         query = "SELECT number, name, facts, record FROM pictures WHERE error IS NULL ORDER BY 1"
         with self._refusals():
             for number, name, facts, record in self._database.execute(query):
-                yield number, json.loads(name), json.loads(facts), _unpacked(record)
+                yield number, name, json.loads(facts), _unpacked(record)
 
     def failures(self) -> list[tuple[str, str]]:
         """Name and error of each picture that could not be evaluated."""
         query = "SELECT name, error FROM pictures WHERE error IS NOT NULL ORDER BY number"
         with self._refusals():
-            rows = self._database.execute(query)
-            return [(json.loads(name), json.loads(error)) for name, error in rows]
+            return list(self._database.execute(query))
 
     def add_level(self, number: int, record: NDArray[np.float64]) -> None:
         self._insert("INSERT INTO levels VALUES (?, ?)", (number, _packed(record)))
@@ -162,6 +169,11 @@ def _packed(array: NDArray[np.float64]) -> bytes:
 
 def _unpacked(blob: bytes) -> NDArray[np.float64]:
     return np.asarray(np.load(io.BytesIO(blob)))
+
+
+def _as_bytes(text: str) -> bytes:
+    """File names that are not UTF-8 have surrogates, which sqlite3 refuses in text."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _brief(text: str) -> str:

@@ -108,7 +108,8 @@ def _without_rule(found: Structure) -> ir.Node | None:
     for node in reversed(last.graph):
         if not leading.isdisjoint(node.outputs):
             sources = {v for v in node.inputs if v in live and v is not None}
-            moved = {v for v in sources if found.facts[v].dtype.is_floating_point()}
+            rounded = node.op_type == "DequantizeLinear"
+            moved = {v for v in sources if rounded or found.facts[v].dtype.is_floating_point()}
             if moved and node.op_type not in LRP:
                 return node
             leading |= moved
