@@ -66,7 +66,7 @@ def tables(found: ox.Evaluation) -> Iterator[str]:
     yield f"### `{data['name']}`"
     yield (
         f"{data['evaluated']} pictures, {data['objects']} objects, "
-        f"{data['accuracy']:.1%} classified rightly. Over which methods the best is bold."
+        f"{data['accuracy']:.1%} classified rightly."
     )
     reading = read(found.results)
     measures = {measure["name"]: measure for measure in found.results["measures"]}

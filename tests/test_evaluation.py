@@ -133,6 +133,13 @@ def garments() -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture(scope="module")
+def pairs(garments: Path) -> ox.Evaluation:
+    methods = ["transformer_attribution", "generic_attention", "rollout", "raw_attention"]
+    options: dict[str, Any] = {"measures": ["localisation"], "limit": 60, "device": "cpu"}
+    return ox.evaluate(garments, "garments-pairs", methods=methods, **options)
+
+
 def test_everything_is_measured(garments: Path, tmp_path: Path) -> None:
     found = ox.evaluate(
         garments,
@@ -174,6 +181,16 @@ def test_everything_is_measured(garments: Path, tmp_path: Path) -> None:
         "results.json",
         FILE,
     }
+
+
+@pytest.mark.parametrize("than", ["rollout", "raw_attention", "random"])
+def test_where_the_class_matters_the_order_of_the_papers_holds(
+    pairs: ox.Evaluation, than: str
+) -> None:
+    for better in ("transformer_attribution", "generic_attention"):
+        for measure in ("pixel_accuracy", "miou", "map", "pointing_game"):
+            difference = pairs.difference(better, than, measure)
+            assert difference.low is not None and difference.low > 0, (better, measure)
 
 
 def test_curves_begin_with_the_whole_picture(garments: Path) -> None:
