@@ -184,7 +184,7 @@ def change_attributes(model: onnx.ModelProto, random: Random) -> None:
     elif random.random() < 0.3 and node.attribute:
         node.attribute.append(random.choice(node.attribute))
     elif random.random() < 0.3 and node.attribute:
-        random.choice(node.attribute).type = random.randrange(16)  # type: ignore[assignment]
+        random.choice(node.attribute).type = random.randrange(16)
     else:
         given: Any = random.choice([1, -1, 2**40, [1, 1], [0], 0.5, "x", [0.5]])
         name = random.choice(
@@ -369,7 +369,7 @@ def insert_of_constants(model: onnx.ModelProto, random: Random) -> None:
         "Pad": ["big/one", "big/pads"],
         "RandomNormal": [],
     }[kind]
-    given = {"shape": size} if kind == "RandomNormal" else {}
+    given: dict[str, Any] = {"shape": size} if kind == "RandomNormal" else {}
     ints = TensorProto.INT64
     for name, numbers in (*constants.items(), ("big/end/1", size[:1]), ("big/pads", [0, size[0]])):
         model.graph.initializer.append(helper.make_tensor(name, ints, [len(numbers)], numbers))
@@ -415,5 +415,20 @@ def spoil_document(document: Any, random: Random) -> None:
     if random.random() < 0.2:
         del document[key]
     else:
-        other = [None, True, "", "x", -1, 0, 2, 0.5, 1e308, 10**400, [], {}, [1, 2], [[0, 9]]]
+        other: list[Any] = [
+            None,
+            True,
+            "",
+            "x",
+            -1,
+            0,
+            2,
+            0.5,
+            1e308,
+            10**400,
+            [],
+            {},
+            [1, 2],
+            [[0, 9]],
+        ]
         document[key] = random.choice([*other, number(random), "attention.1", "features"])
