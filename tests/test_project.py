@@ -32,7 +32,8 @@ SHARED = {"contract", "outputs", "errors"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "outputs": set(),
-    "contract": {"outputs", "errors"},
+    "contract": {"contract_checks", "outputs", "errors"},
+    "contract_checks": {"contract", "outputs"},
     "runtime": {"contract", "outputs", "errors", "onnxruntime", "cv2", "PIL"},
     "graphs": {"contract", "outputs", "errors", "onnx", "onnx_ir"},
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
