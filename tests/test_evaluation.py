@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import onnxplain as ox
-from onnxplain import InputError
+from onnxplain import InputError, UnsupportedModelError
 from onnxplain.evaluation.progress import FILE
 from onnxplain.evaluation.study import Study
 
@@ -430,6 +430,16 @@ def test_a_file_that_takes_pictures_as_they_are_is_refused(tmp_path: Path) -> No
     )
     with pytest.raises(InputError, match="takes pictures as they are"):
         ox.evaluate(path, tmp_path, device="cpu")
+
+
+def test_a_model_without_weights_can_be_evaluated_but_for_them(tmp_path: Path) -> None:
+    model = write_linear_model(tmp_path / "linear.onnx", np.ones((4, 4), np.float32), 1, (2, 2))
+    for i in range(2):
+        Image.new("RGB", (4, 4), "white").save(tmp_path / f"{i}.png")
+    with pytest.raises(UnsupportedModelError, match=r"no weights to randomise.*--sanity-pictures"):
+        ox.evaluate(model, tmp_path, device="cpu")
+    found = ox.evaluate(model, tmp_path, sanity_pictures=0, device="cpu")
+    assert "class_sensitivity" in {measure["name"] for measure in found.results["measures"]}
 
 
 def test_no_picture_that_can_be_read(garments: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxplain.contract import Contract
-from onnxplain.errors import InputError
+from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.evaluation.datasets import open_dataset
 from onnxplain.evaluation.examples import draw_examples
 from onnxplain.evaluation.measures import FILLS, GROUPS, measures_of
@@ -173,7 +173,7 @@ def evaluate(
         seed=seed,
     )
     fills = _chosen("fills", fills, FILLS)
-    level_names = levels(source) if "sanity" in groups and sanity_pictures else []
+    level_names = _levels(source) if "sanity" in groups and sanity_pictures else []
     layout = Layout(names, measures_of(groups, fills, steps, level_names))
     settings = {
         "methods": names,
@@ -229,6 +229,16 @@ def evaluate(
     return Evaluation(
         document, None if output is None else Path(output), failures, statistics, layout
     )
+
+
+def _levels(source: Path) -> list[str]:
+    try:
+        return levels(source)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(
+            f"{source}: {error}; to leave their randomisation out: sanity_pictures=0 "
+            "(--sanity-pictures 0)"
+        ) from None
 
 
 def _chosen(what: str, given: Iterable[str] | None, known: Collection[str]) -> list[str]:
