@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -21,7 +24,7 @@ from scipy.integrate import trapezoid
 import onnxplain as ox
 from onnxplain import InputError
 from onnxplain.evaluation import run
-from onnxplain.evaluation.progress import FILE
+from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report
 from onnxplain.runtime.model import Model
 
@@ -96,6 +99,44 @@ def test_files_of_others_are_kept(garments: Path, tmp_path: Path, name: str) -> 
         evaluate(garments, "garments", tmp_path, limit=1)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("application", [0, 7])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_database_of_others_is_kept(
+    garments: Path, tmp_path: Path, application: int, restart: bool
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        # One with an id of its own may even have a table as ours.
+        columns = "number INTEGER PRIMARY KEY, record BLOB" if application else "title TEXT"
+        database.execute(f"CREATE TABLE levels ({columns})")
+        database.execute(f"PRAGMA application_id = {application}")
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(InputError, match="a database that is not of an evaluation"):
+        evaluate(garments, "garments", tmp_path, limit=1, restart=restart)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_progress_of_an_early_version_goes_on(garments: Path, tmp_path: Path) -> None:
+    evaluate(garments, "garments", tmp_path, limit=1)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("PRAGMA application_id").fetchone()[0]
+        database.execute("PRAGMA application_id = 0")  # as it was
+    told: list[tuple[str, int, int]] = []
+    evaluate(garments, "garments", tmp_path, limit=1, step=lambda *what: told.append(what))
+    assert told[0] == ("evaluating", 1, 1)
+
+
+def test_an_error_of_the_disk_says_what_it_is(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, {}, restart=False)
+    with contextlib.closing(progress):
+        progress._database.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOSPC}\] database or disk is full"):
+            progress.add_level(1, np.zeros(10_000))
+        progress._database.execute("PRAGMA query_only = 1")
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] attempt to write a readonly"):
+            progress.add_level(1, np.zeros(1))
 
 
 def test_a_dataset_in_the_folder_of_the_report_is_not_overwritten(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import sqlite3
@@ -18,6 +19,7 @@ from onnxplain.errors import InputError
 __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
+_APPLICATION = int.from_bytes(b"oxev", "big")  # in the header of the file, whose it is
 _ADD_PICTURE = "INSERT INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
 _DIGESTS = {
     "model": "another model, or of this one before its files changed",
@@ -60,6 +62,8 @@ class Progress:
         execute = self._database.execute
         self._database.text_factory = lambda text: text.decode("utf-8", "surrogatepass")
         execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._check_ours()  # before anything is written
+        execute(f"PRAGMA application_id = {_APPLICATION}")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_TABLES)
@@ -74,6 +78,18 @@ class Progress:
             self._database.executemany(
                 "INSERT OR REPLACE INTO settings VALUES (?, ?)", wanted.items()
             )
+
+    def _check_ours(self) -> None:
+        ((application,),) = self._database.execute("PRAGMA application_id")
+        if application == _APPLICATION:
+            return
+        # Early versions set none, and one that was killed at once has not yet made every table.
+        with contextlib.closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(_TABLES)
+            if application or not _schema(self._database) <= _schema(ours):
+                raise InputError(
+                    f"{self._path}: a database that is not of an evaluation; choose another folder"
+                )
 
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
         name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
@@ -93,7 +109,8 @@ class Progress:
         try:
             yield
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
 
@@ -115,7 +132,9 @@ class Progress:
                     f"{self._path}: damaged, or not of an evaluation; choose another folder, or "
                     "remove it"
                 ) from None
-            raise OSError(None, text, str(self._path)) from None
+            # Python 3.10 does not give SQLite's code, only its text.
+            number = errno.ENOSPC if "disk is full" in text else errno.EIO
+            raise OSError(number, text, str(self._path)) from None
 
     def close(self) -> None:
         self._database.close()
@@ -159,6 +178,12 @@ class Progress:
     def _insert(self, statement: str, row: tuple[Any, ...]) -> None:
         with self._refusals(), self._transaction():
             self._database.execute(statement, row)
+
+
+def _schema(database: sqlite3.Connection) -> set[tuple[str, str]]:
+    """The tables and whatever else a database consists of, as SQL."""
+    rows = database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return set(rows)
 
 
 def _packed(array: NDArray[np.float64]) -> bytes:
