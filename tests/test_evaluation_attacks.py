@@ -69,6 +69,32 @@ def test_localisation_without_masks_is_an_error(garments: Path, tmp_path: Path) 
         evaluate(garments, tmp_path / "data", None, measures=["localisation"])
 
 
+def test_localisation_of_masks_without_objects_is_an_error(garments: Path, tmp_path: Path) -> None:
+    for name in ("data", "masks"):
+        (tmp_path / name).mkdir()
+        picture(tmp_path / f"{name}/a.png", grey=0)
+    folders = {"dataset": tmp_path / "data", "masks": tmp_path / "masks"}
+    with pytest.raises(InputError, match="as no mask shows an object in what the model sees; mend"):
+        evaluate(garments, folder=None, measures=["localisation"], **folders)
+
+
+def test_a_link_as_the_folder(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(InputError, match="a link to nothing; expected a folder for the report"):
+        evaluate(garments, "garments", tmp_path / "link", limit=1)
+    (tmp_path / "folder").mkdir()
+    evaluate(garments, "garments", tmp_path / "link", limit=1)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted([FILE, *REPORT])
+
+
+def test_a_report_among_the_pictures_is_none_of_them(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "bag").mkdir()
+    picture(tmp_path / "bag/a.png")
+    for folder in (tmp_path, tmp_path / "bag/report"):
+        for _ in range(2):
+            assert evaluate(garments, tmp_path, folder).results["dataset"]["pictures"] == 1
+
+
 def test_a_picture_without_finite_logits_is_named(
     garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
