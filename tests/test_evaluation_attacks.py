@@ -22,11 +22,12 @@ from PIL import Image
 from scipy.integrate import trapezoid
 
 import onnxplain as ox
-from onnxplain import InputError
+from onnxplain import ImageError, InputError
 from onnxplain.evaluation import run
 from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report
 from onnxplain.runtime.model import Model
+from onnxplain.runtime.preprocessing import prepare_picture
 
 REPORT = ("index.html", "results.csv", "results.json")
 
@@ -231,6 +232,28 @@ def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
         evaluate(garments, tmp_path / "data", tmp_path / "report")
     evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+
+
+def test_a_picture_that_failed_is_tried_again(
+    garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"measures": ["insertion_deletion", "sanity"], "limit": 3}
+    evaluate(garments, "garments", tmp_path / "undisturbed", **asked)
+    calls = iter(range(99))
+
+    def failing_once(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise ImageError("permission denied")
+        return prepare_picture(*arguments)
+
+    monkeypatch.setattr("onnxplain.evaluation.work.prepare_picture", failing_once)
+    first = evaluate(garments, "garments", tmp_path / "report", **asked)
+    assert len(first.failures) == 1
+    again = evaluate(garments, "garments", tmp_path / "report", **asked)
+    assert again.failures == ()
+    for name in REPORT:
+        expected = (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "report" / name).read_bytes() == expected
 
 
 def test_a_model_with_one_class(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
 _APPLICATION = int.from_bytes(b"oxev", "big")  # in the header of the file, whose it is
-_ADD_PICTURE = "INSERT INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
+_ADD_PICTURE = "INSERT OR REPLACE INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
 _DIGESTS = {
     "model": "another model, or of this one before its files changed",
     "dataset": "another dataset, or of this one before its pictures, labels or masks changed",
@@ -140,15 +140,20 @@ class Progress:
         self._database.close()
 
     def pictures_done(self) -> set[int]:
-        """Numbers of the pictures that are finished or failed."""
+        """Numbers of the pictures that are finished; those that failed are to be tried again."""
+        query = "SELECT number FROM pictures WHERE error IS NULL"
         with self._refusals():
-            return {n for (n,) in self._database.execute("SELECT number FROM pictures")}
+            return {number for (number,) in self._database.execute(query)}
 
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
     ) -> None:
         row = (number, _as_bytes(name), None, json.dumps(facts), _packed(record))
-        self._insert(_ADD_PICTURE, row)
+        with self._refusals(), self._transaction():
+            failed = self._database.execute("DELETE FROM pictures WHERE number = ?", (number,))
+            if failed.rowcount:  # in an earlier run; the levels that it finished are without it
+                self._database.execute("DELETE FROM levels")
+            self._database.execute(_ADD_PICTURE, row)
 
     def add_failure(self, number: int, name: str, error: str) -> None:
         self._insert(_ADD_PICTURE, (number, _as_bytes(name), _as_bytes(error), None, None))
