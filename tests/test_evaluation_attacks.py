@@ -88,6 +88,14 @@ def test_a_link_as_the_folder(garments: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted([FILE, *REPORT])
 
 
+def test_a_folder_that_cannot_be_written(garments: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("whoever runs this may write anywhere")
+    with pytest.raises(InputError, match="cannot be written to; choose another folder"):
+        evaluate(garments, "garments", tmp_path, limit=1)
+
+
 def test_a_report_among_the_pictures_is_none_of_them(garments: Path, tmp_path: Path) -> None:
     (tmp_path / "bag").mkdir()
     picture(tmp_path / "bag/a.png")

@@ -296,6 +296,8 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
                 "folder"
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):  # of which SQLite only says that it cannot open its file
+        raise InputError(f"{folder}: cannot be written to; choose another folder")
     yield folder
 
 
