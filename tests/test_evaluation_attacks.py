@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -19,11 +22,12 @@ from PIL import Image
 from scipy.integrate import trapezoid
 
 import onnxplain as ox
-from onnxplain import InputError
+from onnxplain import ImageError, InputError
 from onnxplain.evaluation import run
-from onnxplain.evaluation.progress import FILE
+from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report
 from onnxplain.runtime.model import Model
+from onnxplain.runtime.preprocessing import prepare_picture
 
 REPORT = ("index.html", "results.csv", "results.json")
 
@@ -66,6 +70,40 @@ def test_localisation_without_masks_is_an_error(garments: Path, tmp_path: Path) 
         evaluate(garments, tmp_path / "data", None, measures=["localisation"])
 
 
+def test_localisation_of_masks_without_objects_is_an_error(garments: Path, tmp_path: Path) -> None:
+    for name in ("data", "masks"):
+        (tmp_path / name).mkdir()
+        picture(tmp_path / f"{name}/a.png", grey=0)
+    folders = {"dataset": tmp_path / "data", "masks": tmp_path / "masks"}
+    with pytest.raises(InputError, match="as no mask shows an object in what the model sees; mend"):
+        evaluate(garments, folder=None, measures=["localisation"], **folders)
+
+
+def test_a_link_as_the_folder(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("folder")
+    with pytest.raises(InputError, match="a link to nothing; expected a folder for the report"):
+        evaluate(garments, "garments", tmp_path / "link", limit=1)
+    (tmp_path / "folder").mkdir()
+    evaluate(garments, "garments", tmp_path / "link", limit=1)
+    assert sorted(path.name for path in (tmp_path / "folder").iterdir()) == sorted([FILE, *REPORT])
+
+
+def test_a_folder_that_cannot_be_written(garments: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    if os.access(tmp_path, os.W_OK):
+        pytest.skip("whoever runs this may write anywhere")
+    with pytest.raises(InputError, match="cannot be written to; choose another folder"):
+        evaluate(garments, "garments", tmp_path, limit=1)
+
+
+def test_a_report_among_the_pictures_is_none_of_them(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "bag").mkdir()
+    picture(tmp_path / "bag/a.png")
+    for folder in (tmp_path, tmp_path / "bag/report"):
+        for _ in range(2):
+            assert evaluate(garments, tmp_path, folder).results["dataset"]["pictures"] == 1
+
+
 def test_a_picture_without_finite_logits_is_named(
     garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +134,44 @@ def test_files_of_others_are_kept(garments: Path, tmp_path: Path, name: str) -> 
         evaluate(garments, "garments", tmp_path, limit=1)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("application", [0, 7])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_database_of_others_is_kept(
+    garments: Path, tmp_path: Path, application: int, restart: bool
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        # One with an id of its own may even have a table as ours.
+        columns = "number INTEGER PRIMARY KEY, record BLOB" if application else "title TEXT"
+        database.execute(f"CREATE TABLE levels ({columns})")
+        database.execute(f"PRAGMA application_id = {application}")
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(InputError, match="a database that is not of an evaluation"):
+        evaluate(garments, "garments", tmp_path, limit=1, restart=restart)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_progress_of_an_early_version_goes_on(garments: Path, tmp_path: Path) -> None:
+    evaluate(garments, "garments", tmp_path, limit=1)
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database:
+        assert database.execute("PRAGMA application_id").fetchone()[0]
+        database.execute("PRAGMA application_id = 0")  # as it was
+    told: list[tuple[str, int, int]] = []
+    evaluate(garments, "garments", tmp_path, limit=1, step=lambda *what: told.append(what))
+    assert told[0] == ("evaluating", 1, 1)
+
+
+def test_an_error_of_the_disk_says_what_it_is(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, {}, restart=False)
+    with contextlib.closing(progress):
+        progress._database.execute("PRAGMA max_page_count = 1")
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOSPC}\] database or disk is full"):
+            progress.add_level(1, np.zeros(10_000))
+        progress._database.execute("PRAGMA query_only = 1")
+        with pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] attempt to write a readonly"):
+            progress.add_level(1, np.zeros(1))
 
 
 def test_a_dataset_in_the_folder_of_the_report_is_not_overwritten(
@@ -164,6 +240,28 @@ def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
         evaluate(garments, tmp_path / "data", tmp_path / "report")
     evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+
+
+def test_a_picture_that_failed_is_tried_again(
+    garments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {"measures": ["insertion_deletion", "sanity"], "limit": 3}
+    evaluate(garments, "garments", tmp_path / "undisturbed", **asked)
+    calls = iter(range(99))
+
+    def failing_once(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise ImageError("permission denied")
+        return prepare_picture(*arguments)
+
+    monkeypatch.setattr("onnxplain.evaluation.work.prepare_picture", failing_once)
+    first = evaluate(garments, "garments", tmp_path / "report", **asked)
+    assert len(first.failures) == 1
+    again = evaluate(garments, "garments", tmp_path / "report", **asked)
+    assert again.failures == ()
+    for name in REPORT:
+        expected = (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "report" / name).read_bytes() == expected
 
 
 def test_a_model_with_one_class(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import sqlite3
@@ -18,7 +19,8 @@ from onnxplain.errors import InputError
 __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
-_ADD_PICTURE = "INSERT INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
+_APPLICATION = int.from_bytes(b"oxev", "big")  # in the header of the file, whose it is
+_ADD_PICTURE = "INSERT OR REPLACE INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
 _DIGESTS = {
     "model": "another model, or of this one before its files changed",
     "dataset": "another dataset, or of this one before its pictures, labels or masks changed",
@@ -60,6 +62,8 @@ class Progress:
         execute = self._database.execute
         self._database.text_factory = lambda text: text.decode("utf-8", "surrogatepass")
         execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._check_ours()  # before anything is written
+        execute(f"PRAGMA application_id = {_APPLICATION}")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
         self._database.executescript(_TABLES)
@@ -74,6 +78,18 @@ class Progress:
             self._database.executemany(
                 "INSERT OR REPLACE INTO settings VALUES (?, ?)", wanted.items()
             )
+
+    def _check_ours(self) -> None:
+        ((application,),) = self._database.execute("PRAGMA application_id")
+        if application == _APPLICATION:
+            return
+        # Early versions set none, and one that was killed at once has not yet made every table.
+        with contextlib.closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(_TABLES)
+            if application or not _schema(self._database) <= _schema(ours):
+                raise InputError(
+                    f"{self._path}: a database that is not of an evaluation; choose another folder"
+                )
 
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
         name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
@@ -93,7 +109,8 @@ class Progress:
         try:
             yield
         except BaseException:
-            self._database.execute("ROLLBACK")
+            if self._database.in_transaction:  # of a full disk SQLite has rolled back by itself
+                self._database.execute("ROLLBACK")
             raise
         self._database.execute("COMMIT")
 
@@ -115,21 +132,28 @@ class Progress:
                     f"{self._path}: damaged, or not of an evaluation; choose another folder, or "
                     "remove it"
                 ) from None
-            raise OSError(None, text, str(self._path)) from None
+            # Python 3.10 does not give SQLite's code, only its text.
+            number = errno.ENOSPC if "disk is full" in text else errno.EIO
+            raise OSError(number, text, str(self._path)) from None
 
     def close(self) -> None:
         self._database.close()
 
     def pictures_done(self) -> set[int]:
-        """Numbers of the pictures that are finished or failed."""
+        """Numbers of the pictures that are finished; those that failed are to be tried again."""
+        query = "SELECT number FROM pictures WHERE error IS NULL"
         with self._refusals():
-            return {n for (n,) in self._database.execute("SELECT number FROM pictures")}
+            return {number for (number,) in self._database.execute(query)}
 
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
     ) -> None:
         row = (number, _as_bytes(name), None, json.dumps(facts), _packed(record))
-        self._insert(_ADD_PICTURE, row)
+        with self._refusals(), self._transaction():
+            failed = self._database.execute("DELETE FROM pictures WHERE number = ?", (number,))
+            if failed.rowcount:  # in an earlier run; the levels that it finished are without it
+                self._database.execute("DELETE FROM levels")
+            self._database.execute(_ADD_PICTURE, row)
 
     def add_failure(self, number: int, name: str, error: str) -> None:
         self._insert(_ADD_PICTURE, (number, _as_bytes(name), _as_bytes(error), None, None))
@@ -159,6 +183,12 @@ class Progress:
     def _insert(self, statement: str, row: tuple[Any, ...]) -> None:
         with self._refusals(), self._transaction():
             self._database.execute(statement, row)
+
+
+def _schema(database: sqlite3.Connection) -> set[tuple[str, str]]:
+    """The tables and whatever else a database consists of, as SQL."""
+    rows = database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return set(rows)
 
 
 def _packed(array: NDArray[np.float64]) -> bytes:

@@ -215,9 +215,14 @@ def evaluate(
                 failures=progress.failures(),
             )
             if not document["measures"]:
+                lack = (
+                    "as no mask shows an object in what the model sees; mend them"
+                    if document["dataset"]["with_masks"]
+                    else "without masks; give them (--masks, or a CSV's column mask)"
+                )
                 raise InputError(
-                    f"{dataset}: nothing of {', '.join(groups)} can be measured without masks; "
-                    "give them (--masks, or a CSV's column mask), or other measures"
+                    f"{dataset}: nothing of {', '.join(groups)} can be measured {lack}, or other "
+                    "measures"
                 )
             if output is not None:
                 document["examples"], pictures = draw_examples(explainer, data, found, names, tell)
@@ -290,8 +295,9 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
             yield Path(passing)
         return
     folder = Path(output)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: a file; expected a folder for the report")
+    if os.path.lexists(folder) and not folder.is_dir():
+        found = "a link to nothing" if folder.is_symlink() and not folder.exists() else "a file"
+        raise InputError(f"{folder}: {found}; expected a folder for the report")
     for name in () if (folder / FILE).exists() else _REPORT:
         if (folder / name).exists():
             article = "an" if name.startswith("i") else "a"
@@ -300,6 +306,8 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path]:
                 "folder"
             )
     folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):  # of which SQLite only says that it cannot open its file
+        raise InputError(f"{folder}: cannot be written to; choose another folder")
     yield folder
 
 

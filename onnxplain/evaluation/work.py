@@ -63,8 +63,6 @@ class Work:
 
     def pictures(self, on_error: Callable[[str, str], None], tell: Step) -> None:
         done = self._progress.pictures_done()
-        for name, error in self._progress.failures():
-            on_error(name, error)
         count = len(done)
         tell("evaluating", count, len(self._data))
         waiting = ((i, one) for i, one in enumerate(self._data) if i not in done)
