@@ -42,6 +42,7 @@ __all__ = [
     "BATCHES",
     "COMPARED",
     "TOLERANCE",
+    "UNCHANGED",
     "Output",
     "compare",
     "lively",
