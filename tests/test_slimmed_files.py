@@ -9,8 +9,6 @@ from typing import Any
 import double
 import numpy as np
 import onnx
-import onnxsim
-import onnxslim
 import pytest
 from source_framework import COMPARED, UNCHANGED, compare, run, torchscript, with_dynamo
 from test_exporters import build, size_of
@@ -19,6 +17,9 @@ import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.export.verify import relative_difference
 from onnxplain.outputs import METHODS
+
+onnxsim: Any = pytest.importorskip("onnxsim", reason="onnxsim is not installed")
+onnxslim: Any = pytest.importorskip("onnxslim", reason="onnxslim is not installed")
 
 Tool = Callable[[Path, Path], None]
 
