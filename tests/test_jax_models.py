@@ -215,7 +215,7 @@ def test_channels_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_relevance(fast: bool, tmp_path: Path) -> None:
-    """Normalisation written out, by the mean of squares or not, has the relevance of an operator's."""
+    """Normalisation written out, in either way, has the relevance of the operator."""
     case = Case(fast=fast)
     plain = case.export(tmp_path / "plain.onnx")
     compare_relevance(plain, timm_twin(case.model(case.mix)), TOLERANCES[20])
