@@ -84,7 +84,7 @@ class Taking(torch.nn.Module):
 
 
 def keras_vit(norm: Any) -> tuple[Any, Attention]:
-    """Two blocks on 32x32 pixels in patches of 8, a class token, ten classes; the last attention."""
+    """Two blocks on 32x32 pixels, a class token, ten classes; and the last attention."""
     layers = keras.layers
     images = keras.Input((3, 32, 32))
     x = layers.Conv2D(WIDTH, 8, 8, data_format="channels_last")(
