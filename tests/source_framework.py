@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ __all__ = [
     "BATCHES",
     "COMPARED",
     "TOLERANCE",
+    "UNCHANGED",
     "Output",
     "compare",
+    "compare_with",
     "lively",
     "run",
     "torchscript",
@@ -61,6 +64,7 @@ COMPARED = GRAPH_KINDS["gradient"]
 
 Arrays = dict[str, np.ndarray]
 Size = tuple[int, int]
+Source = Callable[[np.ndarray, np.ndarray, Arrays, Contract], Arrays]
 
 
 def lively(module: Any) -> Any:
@@ -153,17 +157,32 @@ def compare(module: nn.Module, plain: Path, **given: Any) -> Report:
     Returns:
         The report of the explained file.
     """
+    module.requires_grad_(False)
+    return compare_with(functools.partial(_of_torch, module), plain, **given)
+
+
+def compare_with(source: Source, plain: Path, **given: Any) -> Report:
+    """As `compare`, with any framework.
+
+    Args:
+        source: From images, targets, what the explained file gave and its contract to what the
+            framework has for the outputs of that file, maps left out.
+        plain: The file, with the input `image`. The explained one is written beside it.
+        given: Further arguments of `instrument`.
+    """
     path = plain.with_name("explained.onnx")
     report = ox.instrument(plain, path, methods=COMPARED, outputs="both", **given)
     contract = report.contract
-    module.requires_grad_(False)
+    bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
     for batch in BATCHES:
         generator = torch.Generator().manual_seed(batch)
-        images = torch.randn(batch, 3, *contract.input.size, generator=generator)
-        target = (torch.arange(batch) * 3 + batch) % contract.classes
-        found = run(path, {"image": images.numpy(), "target": target.numpy()})
-        own = run(plain, {"image": images.numpy()})
-        expected = _expected(module, images, target, found, contract)
+        images = torch.randn(batch, 3, *contract.input.size, generator=generator).numpy()
+        target = (np.arange(batch) * 3 + batch) % contract.classes
+        found = run(path, {"image": images, "target": target})
+        own = run(plain, {"image": images})
+        arrays = source(images, target, found, contract)
+        maps = {map_name(m): compute(m, arrays, bare, {}) for m in contract.methods}
+        expected = {**arrays, **maps}
         assert found.keys() == expected.keys() | own.keys()
         for name, array in {**own, **expected}.items():
             tolerance = TOLERANCE if name in expected else UNCHANGED
@@ -182,15 +201,11 @@ def run(path: Path, feed: Arrays) -> Arrays:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-def _expected(
-    module: nn.Module,
-    images: Tensor,
-    target: Tensor,
-    found: Arrays,
-    contract: Contract,
+def _of_torch(
+    module: nn.Module, images: np.ndarray, target: np.ndarray, found: Arrays, contract: Contract
 ) -> Arrays:
-    """What torch has for every output of the explained file."""
-    taps = torch_taps(module, images, target, [layer.heads for layer in contract.layers])
+    pixels, classes = torch.from_numpy(images), torch.from_numpy(target)
+    taps = torch_taps(module, pixels, classes, [layer.heads for layer in contract.layers])
     tensors: dict[str, Any] = {contract.logits: taps.logits}
     for i, attention in enumerate(taps.attention):
         tensors[attention_name(i)] = attention
@@ -206,9 +221,7 @@ def _expected(
     if TOKEN_WEIGHTS in found:
         every = (1, contract.tokens.count)
         maps = [
-            (v.numpy(), g.numpy()) for v, g in torch_features(module, images, target, every).maps
+            (v.numpy(), g.numpy()) for v, g in torch_features(module, pixels, classes, every).maps
         ]
         arrays |= seek(found, maps, contract)
-    bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
-    maps_of = {map_name(m): compute(m, arrays, bare, {}) for m in contract.methods}
-    return {**arrays, **maps_of}
+    return arrays

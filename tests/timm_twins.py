@@ -7,6 +7,7 @@ the same function of the same weights, so its files must carry the same relevanc
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from onnxplain.outputs import (
 )
 from onnxplain.runtime import methods
 
-__all__ = ["TOLERANCES", "compare_relevance", "twin"]
+__all__ = ["TOLERANCES", "classifier", "compare_relevance", "twin"]
 
 # By opset, relative to the largest value, in double. Up to opset 19 GELU is written out with a
 # square root of 2 in single precision, which plain LRP at the pixels amplifies to 1e-4.
@@ -81,6 +82,12 @@ def twin(module: nn.Module, package: str) -> nn.Module:
     for name in [name for name in weights if ".attn.o." in name]:
         weights[name.replace(".o.", ".proj.")] = weights.pop(name)
     (epsilon,) = {m.eps for m in module.modules() if isinstance(m, nn.LayerNorm)}
+    return classifier(weights, epsilon)
+
+
+def classifier(weights: Mapping[str, Tensor], epsilon: float) -> nn.Module:
+    """The VisionTransformer of timm that has these weights by its own names, `epsilon` in its
+    normalisations."""
     same = VisionTransformer(
         img_size=32,
         patch_size=8,

@@ -280,8 +280,10 @@ def _image(graph: ir.Graph) -> ir.Value:
     assert image.shape is not None
     dims = list(image.shape)
     if dims[1] != 3:
+        last = dims[3] == 3
+        hint = ": export a model that takes them so, and transposes at its start" if last else ""
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]"
+            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]{hint}"
         )
     if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
