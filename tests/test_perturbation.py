@@ -64,7 +64,7 @@ class TestPerturbed:
     def test_so_many_pixels_change_and_no_others(
         self, pixels: NDArray[np.float32], fill: str
     ) -> None:
-        pictures = list(perturbed(pixels, self.ranks, fill, SPEC, SEED))
+        pictures = [p.copy() for p in perturbed(pixels, self.ranks, fill, SPEC, SEED)]
         assert len(pictures) == 18
         for i, picture in enumerate(pictures):
             assert picture.dtype == np.float32
@@ -127,13 +127,13 @@ class TestPatches:
     def test_deleted_one_after_the_other(self) -> None:
         pixels = np.ones((3, 2, 4), np.float32)
         patches = patch_of_pixel((2, 4), (1, 4), (2, 4))
-        first, second = deleted(pixels, ranks_of(2, 0, 3, 1), patches, 2)
+        first, second = (p.copy() for p in deleted(pixels, ranks_of(2, 0, 3, 1), patches, 2))
         np.testing.assert_array_equal(first[:, 0], np.tile([0.0, 1, 0, 1], (3, 1)))
         assert not second.any()
 
     def test_inserted_into_the_blurred_picture(self, pixels: NDArray[np.float32]) -> None:
         patches = patch_of_pixel((8, 12), (2, 3), (8, 12))
-        pictures = list(inserted(pixels, ranks_of(4, 0, 1, 2, 3, 5), patches, 6))
+        pictures = [p.copy() for p in inserted(pixels, ranks_of(4, 0, 1, 2, 3, 5), patches, 6)]
         np.testing.assert_array_equal(pictures[-1], pixels)
         inside = patches == 4
         np.testing.assert_array_equal(pictures[0][:, inside], pixels[:, inside])
@@ -167,7 +167,7 @@ class TestLinearModel:
         pixels, patches = self.picture()
         function = deleted if kind == "deletion" else inserted
         start = pixels if kind == "deletion" else blurred(pixels)
-        pictures = [start, *function(pixels, ranks_of(*order), patches, 5)]
+        pictures = (start, *(p.copy() for p in function(pixels, ranks_of(*order), patches, 5)))
         scores = [float((p * self.WEIGHTS[patches]).sum(dtype=np.float64)) for p in pictures]
         return float(area(np.array(scores), np.arange(6) / 5))
 

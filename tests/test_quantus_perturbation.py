@@ -128,7 +128,7 @@ def test_perturbation_is_pixel_flipping(
     clean = output(followed, pixels, labels, softmax)
     for i in range(PICTURES):
         ranks = ranks_from_highest(maps[i], np.zeros(SIZE))
-        pictures = list(perturbed(pixels[i], ranks, "zero", SPEC, [0]))[chosen]
+        pictures = [p.copy() for p in perturbed(pixels[i], ranks, "zero", SPEC, [0])][chosen]
         ours = output(followed, np.stack(pictures), labels[[i] * 9], softmax)
         np.testing.assert_allclose(ours, theirs[i, :9], rtol=0, atol=FLOAT32)
         # Their curve has no clean point, and goes on to the black picture.
@@ -191,7 +191,7 @@ def test_mean_and_black_of_quantus_are_of_what_is_left(
             assert changed.any()
             np.testing.assert_allclose(after[0][changed], fill, rtol=0, atol=FLOAT32)
     ranks = ranks_from_highest(maps[0], np.zeros(SIZE))
-    picture = list(perturbed(pixels[0], ranks, "mean", SPEC, [0]))[8]
+    picture = [p.copy() for p in perturbed(pixels[0], ranks, "mean", SPEC, [0])][8]
     found = picture[:, ranks < 9 * PIXELS // 10]
     means = pixels[0].mean(axis=(1, 2))[:, None]
     np.testing.assert_allclose(found, np.broadcast_to(means, found.shape), rtol=0, atol=FLOAT32)
@@ -210,7 +210,7 @@ def test_deletion_is_region_perturbation(
         ranks = ranks_from_highest(patch_values(maps[i], PATCHES), np.zeros(count))
         if order == "lerf":
             ranks = count - 1 - ranks
-        pictures = list(deleted(pixels[i], ranks, PATCHES, count))
+        pictures = [p.copy() for p in deleted(pixels[i], ranks, PATCHES, count)]
         ours = output(model, np.stack(pictures), labels[[i] * count], softmax=True)
         np.testing.assert_allclose(clean[i] - ours, theirs[i], rtol=0, atol=FLOAT32)
     assert np.ptp(theirs, axis=1).min() > 0.1

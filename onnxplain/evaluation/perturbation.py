@@ -6,7 +6,7 @@ order is a rank for each pixel or patch, 0 for what goes first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cv2
@@ -67,25 +67,43 @@ def perturbed(
         noise_seed: Of the noise of "road", which is the same for every map.
 
     Yields:
-        18 pictures: most relevant first (MoRF), then least relevant first (LeRF).
+        18 pictures: most relevant first (MoRF), then least relevant first (LeRF). Each may be in
+        the memory of the one before.
     """
     count = ranks.size
+    ranks = ranks.astype(np.int32)  # half as long to compare
     if fill == "road":
         # The paper's noise is that of pixels in 0..1.
         noise = _ROAD_NOISE / np.array(spec.std)[:, None]
 
-        def without(removed: NDArray[np.bool_]) -> Floats:
+        def imputed(removed: NDArray[np.bool_]) -> Floats:
             return impute(pixels, removed, np.random.default_rng(noise_seed), noise=noise)
-    else:
-        substitute = _substitute(pixels, fill, spec)
 
-        def without(removed: NDArray[np.bool_]) -> Floats:
-            return np.where(removed, substitute, pixels)
+        without: Callable[[NDArray[np.bool_]], Floats] = imputed
+    else:
+        substitute = np.broadcast_to(_substitute(pixels, fill, spec), pixels.shape)
+        without = _Replacement(pixels, np.ascontiguousarray(substitute))
 
     for tenths in TENTHS[1:]:
         yield without(ranks < tenths * count // 10)
     for tenths in TENTHS[1:]:
         yield without(ranks >= count - tenths * count // 10)
+
+
+class _Replacement:
+    """Pictures with some pixels from another one, all in one piece of memory: to get it anew for
+    each takes longer than to fill it."""
+
+    def __init__(self, pixels: Floats, substitute: Floats) -> None:
+        self._pixels, self._substitute = pixels, substitute
+        self._picture = np.empty(pixels.shape, np.float32)
+
+    def __call__(self, replaced: NDArray[np.bool_]) -> Floats:
+        self._picture[...] = self._pixels
+        mask = replaced.view(np.uint8)
+        for substitute, channel in zip(self._substitute, self._picture, strict=True):
+            cv2.copyTo(substitute, mask, channel)
+        return self._picture
 
 
 def _substitute(pixels: Floats, fill: str, spec: ImageInput) -> Floats:
@@ -140,9 +158,9 @@ def deleted(pixels: Floats, ranks: Ranks, patches: Ranks, steps: int) -> Iterato
         steps: After step k, floor(k patches / steps) are gone.
 
     Yields:
-        `steps` pictures, the last all 0.
+        `steps` pictures, the last all 0, each in the memory of the one before.
     """
-    yield from _replaced(pixels, np.zeros_like(pixels[:, :1, :1]), ranks, patches, steps)
+    yield from _replaced(pixels, np.zeros_like(pixels), ranks, patches, steps)
 
 
 def inserted(pixels: Floats, ranks: Ranks, patches: Ranks, steps: int) -> Iterator[Floats]:
@@ -153,9 +171,10 @@ def inserted(pixels: Floats, ranks: Ranks, patches: Ranks, steps: int) -> Iterat
 def _replaced(
     pixels: Floats, substitute: Floats, ranks: Ranks, patches: Ranks, steps: int
 ) -> Iterator[Floats]:
-    at = ranks[patches]
+    at = ranks[patches].astype(np.int32)
+    replacement = _Replacement(pixels, substitute)
     for step in range(1, steps + 1):
-        yield np.where(at < step * len(ranks) // steps, substitute, pixels)
+        yield replacement(at < step * len(ranks) // steps)
 
 
 def area(y: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -142,9 +142,9 @@ class Study:
         self._fills = fills if "perturbation" in self._groups else ()
         self._steps = steps if "insertion_deletion" in self._groups else 0
         self._seed = seed
-        self._batch_size = batch_size
         contract = explainer.contract
         size = contract.input.size
+        self._batch = np.empty((batch_size, 3, *size), np.float32)
         self._patches = perturbation.patch_of_pixel(
             size, contract.tokens.grid, _covered(contract) or size
         )
@@ -163,7 +163,8 @@ class Study:
         Raises:
             ImageError: The model answers with logits that are not finite.
         """
-        clean = self._logits([pixels])[0]
+        pixels = np.ascontiguousarray(pixels)  # or every copy of them takes twice as long
+        clean = self._logits(pixels[None])[0]
         predicted, *others = likeliest_first(clean)[:2].tolist()
         labels = [one.label for one in sample.objects if one.label is not None]
         questions = [_Asked("predicted", predicted, frozenset(labels or [predicted]))]
@@ -205,7 +206,7 @@ class Study:
             found |= {(one.method, label): m for label, m in zip(classes, maps, strict=True)}
         return found
 
-    def _logits(self, pictures: Sequence[NDArray[np.float32]]) -> NDArray[Any]:
+    def _logits(self, pictures: NDArray[np.float32]) -> NDArray[Any]:
         question = Question(classes=np.full((len(pictures), 1), PREDICTION, np.int64))
         logits = self._plain.run(pictures, question, (), finite=False)
         values = logits[self._explainer.contract.logits]
@@ -270,8 +271,9 @@ class Study:
 
     def _answers(self, pictures: Iterator[NDArray[np.float32]]) -> NDArray[Any]:
         found = []
-        while batch := list(itertools.islice(pictures, self._batch_size)):
-            found.append(self._logits(batch))
+        batch = self._batch  # the same memory for all: to get it anew takes longer than to fill it
+        while count := _fill(batch, pictures):
+            found.append(self._logits(batch[:count]))
         return np.concatenate(found)
 
     def _add_curves(
@@ -329,6 +331,14 @@ class Study:
                 heatmap = maps[method, label].heatmap
                 for part, (value, count) in _on_object(heatmap, mask, others).items():
                     self._layout.add(record, method, part, value, count)
+
+
+def _fill(batch: NDArray[np.float32], pictures: Iterator[NDArray[np.float32]]) -> int:
+    """Puts the next pictures into a batch; how many there were."""
+    count = 0
+    for count, picture in enumerate(itertools.islice(pictures, len(batch)), start=1):
+        batch[count - 1] = picture
+    return count
 
 
 def _on_object(

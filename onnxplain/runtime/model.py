@@ -159,7 +159,7 @@ class Model:
 
     def run(
         self,
-        images: Sequence[NDArray[Any]],
+        images: Sequence[NDArray[Any]] | NDArray[Any],
         asked: Question,
         outputs: Iterable[str],
         *,
@@ -169,7 +169,7 @@ class Model:
 
         Args:
             images: B arrays as the contract's input takes them: float32 [3, H, W], normalised and
-                all of one size, or uint8 [H, W, 3].
+                all of one size, or uint8 [H, W, 3]; or one array of them.
             asked: What to explain about them.
             outputs: Names from `outputs`; the logits always come along.
             finite: Whether logits of which none are finite are an error.
@@ -215,7 +215,11 @@ class Model:
                 return plan
 
     def _run_in_batches(
-        self, graph: _Graph, images: Sequence[NDArray[Any]], asked: Question, names: list[str]
+        self,
+        graph: _Graph,
+        images: Sequence[NDArray[Any]] | NDArray[Any],
+        asked: Question,
+        names: list[str],
     ) -> dict[str, NDArray[Any]]:
         """Runs a graph whose batch may be fixed on any number of images."""
         size = self.contract.input.batch or len(images)
@@ -225,8 +229,12 @@ class Model:
             # A fixed batch is filled up with copies of the last image.
             chosen = [min(start + i, len(images) - 1) for i in range(size)]
             feeds = {name: array[chosen] for name, array in questions.items()}
-            one = self.contract.input.layout == "HWC"
-            pixels = images[start] if one else np.stack([images[i] for i in chosen])
+            if self.contract.input.layout == "HWC":
+                pixels = images[start]
+            elif isinstance(images, np.ndarray) and size == len(images):
+                pixels = images
+            else:
+                pixels = np.stack([images[i] for i in chosen])
             if graph.types.get(self.contract.input.name) == "tensor(float16)":
                 pixels = pixels.astype(np.float16)
             feeds[self.contract.input.name] = pixels
