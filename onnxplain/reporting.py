@@ -186,8 +186,16 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
     print(f"{data['name']}: {data['evaluated']} of {data['pictures']} pictures")
     table = Table(box=None)
     table.add_column("method")
-    for name in ("mean rank", "better than random", "worse", "tells classes apart", "uses weights"):
+    heads = (
+        "mean rank",
+        "better than random",
+        "worse",
+        "tells classes apart",
+        "depends on weights",
+    )
+    for name in heads:
         table.add_column(name, justify="right")
+    table.add_column("trusted", overflow="fold")
     answers = {True: "yes", False: "no", None: ""}
     for one in found.results["verdicts"]:
         rank = "" if one["mean_rank"] is None else f"{one['mean_rank']:.1f}"
@@ -198,6 +206,7 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
             str(one["worse_than_random"]),
             answers[one["class_sensitive"]],
             answers[one["weight_sensitive"]],
+            "yes" if one["doubt"] is None else f"no: it {one['doubt']}",
         )
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
     print(f"-> {found.folder}/index.html")

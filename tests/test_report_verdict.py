@@ -40,8 +40,8 @@ def test_verdict_is_honest_where_nothing_beats_random() -> None:
     )
     results["verdicts"][1] |= {"better_than_random": 6, "worse_than_random": 2}
     assert words(results).startswith(
-        "No method can be trusted. generic_attention comes closest: it is better than random "
-        "maps in 6 of 8 measures, but it is worse than random maps in 2 of 8 measures."
+        "No method can be trusted. generic_attention comes closest: it is worse than random maps "
+        "in 2 of 8 measures."
     )
 
 
@@ -90,3 +90,12 @@ def test_verdict_says_where_pictures_are_too_few() -> None:
     for one in results["verdicts"]:
         one |= {"better_than_random": 0, "worse_than_random": 0, "compared": 0}
     assert words(results).startswith("Too few pictures to tell: 5. From 6 on")
+
+
+def test_verdict_warns_of_a_model_that_is_often_wrong() -> None:
+    results, _ = full()
+    assert "look at its labels" not in words(results)
+    results["dataset"]["accuracy"] = 0.0
+    assert "The model is right about 0.0% of the pictures alone: look at its labels" in words(
+        results
+    )

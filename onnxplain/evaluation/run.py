@@ -19,6 +19,8 @@ from onnxplain.evaluation.examples import draw_examples
 from onnxplain.evaluation.measures import FILLS, GROUPS, measures_of
 from onnxplain.evaluation.progress import FILE, Progress
 from onnxplain.evaluation.report import write_report
+from onnxplain.evaluation.report.reading import read
+from onnxplain.evaluation.report.verdict import doubt
 from onnxplain.evaluation.results import FORMAT, Measured, summarise, versions
 from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
 from onnxplain.evaluation.study import Layout
@@ -214,6 +216,9 @@ def evaluate(
                 level_names=level_names,
                 failures=progress.failures(),
             )
+            reading = read(document)
+            for verdict in document["verdicts"]:
+                verdict["doubt"] = doubt(reading, verdict["method"])
             if not document["measures"]:
                 lack = (
                     "as no mask shows an object in what the model sees; mend them"

@@ -63,13 +63,14 @@ class Reading:
         return [standing for standing in found if standing is not None]
 
     def best(self, measure: Entry, methods: Iterable[str]) -> list[str]:
-        """The methods with the best value, several if they tie."""
-        if measure["better"] == "none":
+        """The methods with the best value, several if they tie. Baselines are none, and a sanity
+        check is passed or not: a map is no better for changing more."""
+        if measure["better"] == "none" or measure["group"] == "sanity":
             return []
         measured = {
             method: self.values[method, measure["name"]]["value"]
             for method in methods
-            if (method, measure["name"]) in self.values
+            if (method, measure["name"]) in self.values and method in self.verdicts
         }
         best = (max if measure["better"] == "higher" else min)(measured.values(), default=None)
         return [method for method, value in measured.items() if value == best]

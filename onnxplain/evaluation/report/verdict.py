@@ -10,11 +10,13 @@ from onnxplain.evaluation.statistics import LEAST_PICTURES
 __all__ = ["RULE", "doubt", "verdict"]
 
 RULE = (
-    "A method is trusted here if it is better than random maps in more than half of the measures "
-    "it was compared in and worse in none, is not more often worse than a blob in the centre than "
-    "better, and if its map does not survive the loss of the model's weights. Of those, the one "
-    "with the best mean rank comes first."
+    "A method is trusted here if, of the measures in the summary below, it is better than random "
+    "maps in more than half and worse in none, if it is not more often worse than a blob in the "
+    "centre than better, and if its map changes when the model's weights are replaced. Of those, "
+    "the one with the best mean rank comes first. That a method does not tell classes apart "
+    "matters where a picture holds several things."
 )
+_OFTEN_WRONG = 0.5  # share of pictures that are classified rightly
 _FEW = 100  # pictures; with fewer, only large differences can be told from chance
 
 
@@ -62,11 +64,7 @@ def verdict(reading: Reading) -> str:
             "these pictures."
         )
     else:
-        better, _, of = _counts(reading, best)
-        lead = (
-            f"No method can be trusted. {_name(best)} comes closest: it is better than random maps "
-            f"in {better} of {of} measures, but it {doubt(reading, best)}."
-        )
+        lead = f"No method can be trusted. {_name(best)} comes closest: it {doubt(reading, best)}."
     quiet = []
     if len(useless) < len(compared):
         quiet += _center(reading, best)
@@ -74,6 +72,13 @@ def verdict(reading: Reading) -> str:
             quiet.append(
                 f"Better than random maps in no measure: {', '.join(map(_name, useless))}."
             )
+    accuracy = reading.results["dataset"]["accuracy"]
+    if accuracy is not None and accuracy < _OFTEN_WRONG:
+        quiet.insert(
+            0,
+            f"The model is right about {accuracy:.1%} of the pictures alone: look at its labels, "
+            "and at mean and std in its contract, before trusting any map.",
+        )
     evaluated = reading.results["dataset"]["evaluated"]
     if evaluated < _FEW:
         pictures = "picture" if evaluated == 1 else "pictures"
