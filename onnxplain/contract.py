@@ -11,12 +11,14 @@ import json
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, SupportsIndex
 
 from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import POOLING, TOKEN_WEIGHTS
 
 __all__ = [
+    "BUNDLE_FILE",
     "FORMAT",
     "HALF",
     "INT8",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 KEY = "onnxplain"
+BUNDLE_FILE = "contract.json"  # that of a bundle's graphs together, in its folder
 FORMAT = 1
 LARGEST_SIDE = 2**15  # pixels
 LARGEST_INPUT = LARGEST_SIDE**2  # pixels of all pictures of a batch of a fixed size
@@ -143,6 +146,12 @@ class Tokens:
     def count(self) -> int:
         return len(self.prefix) + self.grid[0] * self.grid[1]
 
+    def covered(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of pixels, from the upper left, that the patches cover of `size`."""
+        if self.patch is None:
+            return size
+        return self.grid[0] * self.patch[0], self.grid[1] * self.patch[1]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Readout:
@@ -237,6 +246,25 @@ class Contract:
     def to_json(self) -> str:
         """One JSON document, keys in a fixed order, so that equal contracts are equal bytes."""
         return json.dumps(dataclasses.asdict(self), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def of_bundle(cls, folder: Path) -> Contract:
+        """The contract of a bundle's folder.
+
+        Raises:
+            ContractError: There is none, or it cannot be read; or as in `from_json`.
+        """
+        document = folder / BUNDLE_FILE
+        try:
+            text = document.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise ContractError(
+                f"{folder}: a folder without {BUNDLE_FILE}; give a bundle made by onnxplain "
+                "export, or an .onnx file"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ContractError(f"{document}: cannot be read ({error})") from None
+        return cls.from_json(text, where=str(document))
 
     @classmethod
     def from_json(cls, text: str, *, where: str = "the model") -> Contract:

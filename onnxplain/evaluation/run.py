@@ -202,10 +202,11 @@ def evaluate(
             work.levels(chosen, level_names, tell)
             tell("summing up", 0, 1)
             found = Measured(progress, layout, chosen)
+            failures = tuple(progress.failures())
             if not found.names:
                 raise InputError(
                     f"{dataset}: none of {len(data)} pictures could be evaluated; the first: "
-                    f"{progress.failures()[0][1]}"
+                    f"{failures[0][1]}"
                 )
             document, statistics = summarise(
                 found,
@@ -214,11 +215,8 @@ def evaluate(
                 contract=contract,
                 settings={**settings, "resamples": resamples, "confidence": CONFIDENCE},
                 level_names=level_names,
-                failures=progress.failures(),
+                failures=failures,
             )
-            reading = read(document)
-            for verdict in document["verdicts"]:
-                verdict["doubt"] = doubt(reading, verdict["method"])
             if not document["measures"]:
                 lack = (
                     "as no mask shows an object in what the model sees; mend them"
@@ -229,13 +227,15 @@ def evaluate(
                     f"{dataset}: nothing of {', '.join(groups)} can be measured {lack}, or other "
                     "measures"
                 )
+            reading = read(document)
+            for verdict in document["verdicts"]:
+                verdict["doubt"] = doubt(reading, verdict["method"])
             if output is not None:
                 document["examples"], pictures = draw_examples(explainer, data, found, names, tell)
                 # All or nothing, and what a killed run leaves of it goes with the scratch.
                 write_report(document, pictures, scratch / "report")
                 for path in sorted((scratch / "report").iterdir()):
                     os.replace(path, folder / path.name)
-            failures = tuple(progress.failures())
     return Evaluation(
         document, None if output is None else Path(output), failures, statistics, layout
     )

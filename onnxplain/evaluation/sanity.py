@@ -21,8 +21,8 @@ from scipy.stats import spearmanr
 from onnxplain.errors import InputError
 from onnxplain.graphs.randomised import levels, randomise
 from onnxplain.graphs.reduced import reduce_to
-from onnxplain.outputs import DEGENERATE_SPAN
 from onnxplain.runtime import dispatch
+from onnxplain.runtime.explanation import is_degenerate
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.targets import Question
 
@@ -49,7 +49,7 @@ def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
     """
     if a.shape != b.shape:
         raise InputError(f"maps of shapes {list(a.shape)} and {list(b.shape)}; expected the same")
-    degenerate = [_is_degenerate(a), _is_degenerate(b)]
+    degenerate = [is_degenerate(a), is_degenerate(b)]
     if any(degenerate):
         return float(all(degenerate))
     if np.array_equal(a, b):
@@ -153,10 +153,3 @@ def _predictions(logits: NDArray[Any]) -> list[int]:
     """The largest logit of each image; -1, which is no class, where they are not finite."""
     finite = np.isfinite(logits).all(axis=-1)
     return np.where(finite, logits.argmax(axis=-1), -1).tolist()
-
-
-def _is_degenerate(values: NDArray[Any]) -> bool:
-    if not np.isfinite(values).all():
-        return True
-    low, high = float(values.min()), float(values.max())
-    return high - low <= DEGENERATE_SPAN * max(abs(low), abs(high))

@@ -40,7 +40,8 @@ class Map:
 
     @classmethod
     def of_grid(cls, grid: NDArray[np.float32], contract: Contract) -> Map:
-        heatmap, degenerate = upsample(grid[None], contract.input.size, _covered(contract))
+        size = contract.input.size
+        heatmap, degenerate = upsample(grid[None], size, contract.tokens.covered(size))
         return cls(grid, heatmap[0], bool(degenerate[0]))
 
 
@@ -146,7 +147,7 @@ class Study:
         size = contract.input.size
         self._batch = np.empty((batch_size, 3, *size), np.float32)
         self._patches = perturbation.patch_of_pixel(
-            size, contract.tokens.grid, _covered(contract) or size
+            size, contract.tokens.grid, contract.tokens.covered(size)
         )
         self._center = Map.of_grid(center_gaussian(contract.tokens.grid), contract)
 
@@ -358,11 +359,3 @@ def _on_object(
         elsewhere = localisation.other_objects(mask, others)
         found["pointing_other"] = (localisation.pointing_game(heatmap, elsewhere), 1)
     return found
-
-
-def _covered(contract: Contract) -> tuple[int, int] | None:
-    """Rows and columns of pixels that the grid covers; None: all."""
-    tokens = contract.tokens
-    if tokens.patch is None:
-        return None
-    return tokens.grid[0] * tokens.patch[0], tokens.grid[1] * tokens.patch[1]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import InputError, MissingDependencyError, ModelError
+from onnxplain.errors import MissingDependencyError, ModelError
 
 try:
     import onnx_ir as ir
@@ -18,7 +18,7 @@ try:
     from onnxplain.graphs.precision import check_precision, narrow
     from onnxplain.graphs.request import Request
     from onnxplain.graphs.sound import blaming
-    from onnxplain.graphs.storage import Report, check_destination, load, save
+    from onnxplain.graphs.storage import Report, check_destination, load, refuse_itself, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
         raise
@@ -117,10 +117,8 @@ def instrument(
     )
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)
-    if not isinstance(source, ir.Model) and Path(path).exists() and Path(path).samefile(source):
-        raise InputError(
-            f"{path} is the model itself and would be overwritten; choose another name"
-        )
+    if not isinstance(source, ir.Model):
+        refuse_itself(source, path)
     model = load(source)
     file = contextlib.nullcontext() if isinstance(source, ir.Model) else blaming(source)
     try:

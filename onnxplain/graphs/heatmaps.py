@@ -27,7 +27,7 @@ def heatmap(b: Builder, contract: Contract, method: str, drawn: Tensor) -> Tenso
         [batch, height, width]; 0 where the map is not finite or constant up to rounding, and where
         the model does not see the picture. Of a method with a value per pixel: the positive part.
     """
-    size, grid, patch = contract.input.size, contract.tokens.grid, contract.tokens.patch
+    size, grid = contract.input.size, contract.tokens.grid
     pixels = METHODS[method].pixels is not None
     if pixels:
         drawn = b.unary("Relu", drawn)
@@ -45,9 +45,7 @@ def heatmap(b: Builder, contract: Contract, method: str, drawn: Tensor) -> Tenso
     zero, one = b.scalar(0, span), b.scalar(1, span)
     scaled = b.div(b.sub(drawn, low), b.where(sound, span, one))
     if not pixels:
-        covered = size
-        if patch is not None:
-            covered = grid[0] * patch[0], grid[1] * patch[1]
+        covered = contract.tokens.covered(size)
         rows, columns = (
             _between(b, drawn.dtype, *axis) for axis in zip(grid, covered, strict=True)
         )

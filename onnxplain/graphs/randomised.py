@@ -45,8 +45,8 @@ from onnxplain.contract import KEY, Contract
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.graphs.interface import drop_unused
-from onnxplain.graphs.reduced import drop_methods, reduced, refuse_itself
-from onnxplain.graphs.storage import check_destination, save
+from onnxplain.graphs.reduced import drop_methods, reduced
+from onnxplain.graphs.storage import check_destination, refuse_itself, save
 from onnxplain.graphs.structure import analyse
 from onnxplain.graphs.taps import sources
 

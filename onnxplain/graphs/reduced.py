@@ -13,16 +13,16 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxplain.contract import KEY, Contract
+from onnxplain.contract import BUNDLE_FILE, KEY, Contract
 from onnxplain.errors import ContractError, InputError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET
 from onnxplain.graphs.selection import maps_alone, with_methods
-from onnxplain.graphs.storage import CONTRACT_FILE, check_destination, load, save
+from onnxplain.graphs.storage import check_destination, load, refuse_itself, save
 from onnxplain.outputs import ALIASES, GRAPH_KINDS, METHODS, heatmap_name, map_name
 
-__all__ = ["drop_methods", "reduce_to", "reduced", "refuse_itself"]
+__all__ = ["drop_methods", "reduce_to", "reduced"]
 
 
 def reduce_to(
@@ -57,7 +57,7 @@ def reduced(source: str | os.PathLike[str], methods: Iterable[str] | None) -> Ex
     """
     path = Path(source)
     if path.is_dir():
-        whole = _contract_of_bundle(path)
+        whole = Contract.of_bundle(path)
         chosen = _served(whole, methods, path)
         plan = _cheapest_graphs(whole, chosen, path)
         assert whole.graphs is not None
@@ -96,16 +96,6 @@ def drop_methods(model: ir.Model, kept: tuple[str, ...]) -> None:
     model.metadata_props[KEY] = contract.to_json()
 
 
-def refuse_itself(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Raises:
-    InputError: The result would replace the model that it is made from.
-    """
-    if Path(source).exists() and Path(path).exists() and Path(path).samefile(source):
-        raise InputError(
-            f"{os.fspath(path)} is the model itself and would be overwritten; choose another name"
-        )
-
-
 def _selected(contract: Contract, methods: tuple[str, ...]) -> Contract:
     """The contract of the same graph with these methods alone."""
     alone = all(contract.methods[method] == (map_name(method),) for method in methods)
@@ -135,20 +125,6 @@ def _contract_of(model: ir.Model, path: Path) -> Contract:
     return Contract.from_json(model.metadata_props[KEY], where=str(path))
 
 
-def _contract_of_bundle(folder: Path) -> Contract:
-    document = folder / CONTRACT_FILE
-    try:
-        text = document.read_text("utf-8")
-    except FileNotFoundError:
-        raise ContractError(
-            f"{folder}: a folder without {CONTRACT_FILE}; give a bundle made by onnxplain, or an "
-            ".onnx file"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"{document}: cannot be read ({error})") from None
-    return Contract.from_json(text, where=str(document))
-
-
 def _cheapest_graphs(
     contract: Contract, methods: tuple[str, ...], folder: Path
 ) -> dict[str, tuple[str, ...]]:
@@ -161,7 +137,7 @@ def _cheapest_graphs(
         kind = max(kinds, key=lambda kind: len(left & set(GRAPH_KINDS[kind])), default=None)
         if kind is None or kind in plan:
             raise ContractError(
-                f"{folder / CONTRACT_FILE}: names no graph for {min(left, default='the logits')}; "
+                f"{folder / BUNDLE_FILE}: names no graph for {min(left, default='the logits')}; "
                 "make the bundle again"
             )
         plan[kind] = tuple(method for method in methods if method in GRAPH_KINDS[kind])

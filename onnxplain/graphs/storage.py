@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 from onnx_ir.passes.common import InlinePass
 
-from onnxplain.contract import Contract
+from onnxplain.contract import BUNDLE_FILE, Contract
 from onnxplain.errors import InputError, ModelError, UnsupportedModelError
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.graphs.normal.opset import NORMALISATIONS
@@ -27,16 +27,15 @@ from onnxplain.graphs.sound import check_sound
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = [
-    "CONTRACT_FILE",
     "Report",
     "check_destination",
     "drafted",
     "load",
+    "refuse_itself",
     "save",
     "weight_files",
 ]
 
-CONTRACT_FILE = "contract.json"
 WEIGHTS_FILE = "weights.bin"
 PROTOBUF_END = 2**31
 EXTERNAL_ABOVE = 1_000_000_000  # bytes of weights; in a file beside the graph they can be mapped
@@ -254,6 +253,16 @@ def _beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def refuse_itself(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Raises:
+    InputError: The result would replace the model that it is made from.
+    """
+    if Path(source).exists() and Path(path).exists() and Path(path).samefile(source):
+        raise InputError(
+            f"{os.fspath(path)} is the model itself and would be overwritten; choose another name"
+        )
+
+
 def check_destination(path: Path, *, bundle: bool) -> None:
     """What can be seen before the work: a file goes beside other files; only an empty folder, or
     one with a bundle and nothing else, is replaced.
@@ -271,9 +280,9 @@ def check_destination(path: Path, *, bundle: bool) -> None:
         raise InputError(f"{path}: a file; expected a folder, or a name that ends in .onnx")
     if not path.is_dir():
         return
-    ours = {CONTRACT_FILE, WEIGHTS_FILE, *(f"{kind}.onnx" for kind in GRAPH_KINDS)}
+    ours = {BUNDLE_FILE, WEIGHTS_FILE, *(f"{kind}.onnx" for kind in GRAPH_KINDS)}
     found = {entry.name for entry in path.iterdir()}
-    if found and (CONTRACT_FILE not in found or not found <= ours):
+    if found and (BUNDLE_FILE not in found or not found <= ours):
         other = min(found - ours, default=min(found))
         raise InputError(
             f"{path}: holds {other}, so it is not a bundle alone; choose another folder"
@@ -383,7 +392,7 @@ def _field(number: int, length: int) -> bytes:
 def _write_bundle(explained: Explained, folder: Path) -> None:
     files = {f"{kind}.onnx": model for kind, model in explained.models.items()}
     _write_graphs(files, folder, WEIGHTS_FILE)
-    (folder / CONTRACT_FILE).write_text(explained.contract.to_json(), "utf-8")
+    (folder / BUNDLE_FILE).write_text(explained.contract.to_json(), "utf-8")
 
 
 def _write_graphs(models: Mapping[str, ir.Model], folder: Path, weights: str) -> list[ir.Model]:

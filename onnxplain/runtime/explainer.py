@@ -350,10 +350,9 @@ class Explainer:
         # Relevance of pixels has a sign: the map shows what speaks for the class.
         contract = self._contract_of(batch)
         pixels, tokens = METHODS[method].pixels, contract.tokens
-        shown, covered = np.maximum(grid, 0) if pixels else grid, None
-        if tokens.patch is not None and not pixels:
-            covered = tokens.grid[0] * tokens.patch[0], tokens.grid[1] * tokens.patch[1]
-        heatmap, degenerate = upsample(shown, contract.input.size, covered)
+        size = contract.input.size
+        shown, covered = (np.maximum(grid, 0), size) if pixels else (grid, tokens.covered(size))
+        heatmap, degenerate = upsample(shown, size, covered)
         return Explanation(
             method=method,
             options=dict(options),

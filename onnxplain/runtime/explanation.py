@@ -21,7 +21,7 @@ from onnxplain.outputs import DEGENERATE_SPAN
 from onnxplain.runtime.preprocessing import Picture
 from onnxplain.runtime.writing import write_whole
 
-__all__ = ["COLORMAPS", "Explanation", "upsample"]
+__all__ = ["COLORMAPS", "Explanation", "is_degenerate", "upsample"]
 
 COLORMAPS: dict[str, int] = {
     name.removeprefix("COLORMAP_").lower(): getattr(cv2, name)
@@ -38,6 +38,13 @@ _FILES = {
     "npz": (".npz",),
 }
 _THUMBNAIL = 320
+
+
+def is_degenerate(values: NDArray[Any]) -> bool:
+    """Whether a map is not finite, or constant up to rounding: its span at most `DEGENERATE_SPAN`
+    of its largest magnitude."""
+    low, high = float(values.min()), float(values.max())
+    return not high - low > DEGENERATE_SPAN * max(abs(low), abs(high)) or high - low == np.inf
 
 
 def upsample(
@@ -62,10 +69,10 @@ def upsample(
     rows, columns = size if covered is None else covered
     degenerate = np.zeros(len(grid), np.bool_)
     for i, values in enumerate(grid):
-        low, high = float(values.min()), float(values.max())
-        if not high - low > DEGENERATE_SPAN * max(abs(low), abs(high)) or high - low == np.inf:
+        if is_degenerate(values):
             degenerate[i] = True
             continue
+        low, high = float(values.min()), float(values.max())
         # In float64 and relative to the span, so that very small and very large maps survive.
         scaled = ((values.astype(np.float64) - low) / (high - low)).astype(np.float32)
         large = cv2.resize(scaled, (columns, rows), interpolation=cv2.INTER_LINEAR)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import KEY, Contract
+from onnxplain.contract import BUNDLE_FILE, KEY, Contract
 from onnxplain.errors import ContractError, InputError, ModelError
 from onnxplain.outputs import GRAPH_KINDS, depends_on_class, heatmap_name, map_name
 from onnxplain.runtime.devices import Device, candidates, open_session
@@ -290,17 +290,8 @@ def _contract_of(graph: _Graph) -> Contract:
 
 def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
     """The contract of a bundle and its graphs, cheapest first."""
-    document = folder / "contract.json"
-    try:
-        text = document.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ContractError(
-            f"{folder}: a folder without contract.json; give a bundle made by onnxplain export, "
-            "or an .onnx file"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"{document}: cannot be read ({error})") from None
-    contract = Contract.from_json(text, where=str(document))
+    document = folder / BUNDLE_FILE
+    contract = Contract.of_bundle(folder)
     if not isinstance(contract.graphs, dict) or not contract.graphs:
         raise ContractError(f"{document}: names no graphs; make the bundle again")
     unknown = sorted(set(contract.graphs) - set(GRAPH_KINDS))
