@@ -39,9 +39,14 @@ def run(*arguments: object, status: int = 0) -> str:
 
 
 def told(path: Path) -> dict[str, str]:
-    """The table, by its first column; what goes on in the next line is joined."""
+    """The table, by its first column; what goes on in the next line is joined.
+
+    The title is the file's path and may take two lines.
+    """
     rows: dict[str, str] = {}
-    for line in run("inspect", path).splitlines()[2:-1]:
+    for line in run("inspect", path).splitlines():
+        if not line.startswith("│"):
+            continue
         name, value = (part.strip() for part in line.strip("│").split("│"))
         name = name or list(rows)[-1]
         rows[name] = f"{rows.get(name, '')} {value}".strip()
