@@ -48,6 +48,7 @@ __all__ = [
     "compare",
     "compare_with",
     "lively",
+    "of_torch",
     "run",
     "torchscript",
     "with_dynamo",
@@ -158,7 +159,7 @@ def compare(module: nn.Module, plain: Path, **given: Any) -> Report:
         The report of the explained file.
     """
     module.requires_grad_(False)
-    return compare_with(functools.partial(_of_torch, module), plain, **given)
+    return compare_with(functools.partial(of_torch, module), plain, **given)
 
 
 def compare_with(source: Source, plain: Path, **given: Any) -> Report:
@@ -201,9 +202,10 @@ def run(path: Path, feed: Arrays) -> Arrays:
     return dict(zip(names, session.run(names, feed), strict=True))
 
 
-def _of_torch(
+def of_torch(
     module: nn.Module, images: np.ndarray, target: np.ndarray, found: Arrays, contract: Contract
 ) -> Arrays:
+    """What torch has for the outputs of the explained file, by hooks and autograd."""
     pixels, classes = torch.from_numpy(images), torch.from_numpy(target)
     taps = torch_taps(module, pixels, classes, [layer.heads for layer in contract.layers])
     tensors: dict[str, Any] = {contract.logits: taps.logits}

@@ -11,7 +11,7 @@ import torch
 import torchvision
 from small_vits import CONFIGURATIONS, small_vit
 from source_framework import COMPARED, compare, lively, torchscript, with_dynamo
-from timm_twins import TOLERANCES, compare_relevance, twin
+from source_relevance import compare_relevance
 from torch import Tensor, nn
 
 
@@ -126,6 +126,7 @@ def test_torchscript(name: str, opset: int, tmp_path: Path) -> None:
     module = build(name, opset)
     plain = torchscript(module, tmp_path / "plain.onnx", opset, size_of(name))
     assert compare(module, plain).methods == COMPARED
+    compare_relevance(module, plain)
 
 
 @pytest.mark.parametrize(("opset", "name"), CURRENT)
@@ -133,6 +134,7 @@ def test_current_exporter(name: str, opset: int, tmp_path: Path) -> None:
     module = build(name, opset)
     plain = with_dynamo(module, tmp_path / "plain.onnx", opset, size_of(name))
     assert compare(module, plain).methods == COMPARED
+    compare_relevance(module, plain)
 
 
 @pytest.mark.parametrize("name", ["class token", "swiglu"])
@@ -141,12 +143,3 @@ def test_attention_written_out(name: str, tmp_path: Path) -> None:
     module = build(name, 11)
     plain = torchscript(module, tmp_path / "plain.onnx", 17, size_of(name))
     assert compare(module, plain).methods == COMPARED
-
-
-@pytest.mark.parametrize("opset", TOLERANCES)
-@pytest.mark.parametrize("name", ["class token", "torchvision"])
-def test_relevance(name: str, opset: int, tmp_path: Path) -> None:
-    module = build(name, opset)
-    plain = torchscript(module, tmp_path / "plain.onnx", opset, size_of(name))
-    same = module if name == "class token" else twin(module, "torchvision")
-    compare_relevance(plain, same, TOLERANCES[opset])

@@ -1,63 +1,66 @@
-"""Relevance of a timm vision transformer in torch, to check our graphs against.
+"""Relevance of a torch module, to check our graphs against.
 
-Written from the papers' formulas, not from our graphs: the forward pass is spelled out step by step
-on a `Tape`, which plays relevance itself (not relevance over value) back by the rules of one of
-three tables: `Attribution` (Chefer et al., CVPR 2021), `Plain` (the LRP baseline of that paper) and
-`AttnLRP` (Achtibat et al., ICML 2024). Linear rules are written with W+ and W-, one product for
-each; what a rule calls a VJP comes from torch's autograd.
+Written from the papers' formulas, not from our graphs: torch.fx records what the module
+computes, in the few operators of core ATen, and relevance itself (not relevance over value) goes
+back over these by the rules of one of three tables: `Attribution` (Chefer et al., CVPR 2021),
+`Plain` (the LRP baseline of that paper) and `AttnLRP` (Achtibat et al., ICML 2024). Linear rules
+are written with W+ and W-, one product for each; what a rule calls a VJP comes from torch's
+autograd.
 """
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.conv2d_same import Conv2dSame
-from timm.layers.hybrid_embed import HybridEmbed
-from timm.layers.mlp import GluMlp, Mlp, SwiGLU
-from timm.layers.padding import pad_same
-from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import ParallelThingsBlock
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["AttnLRP", "Attribution", "Plain", "Relevance", "Table", "relevance"]
+__all__ = ["AttnLRP", "Attribution", "Plain", "Program", "Relevance", "Table"]
 
 Function = Callable[..., Any]
+aten = torch.ops.aten
+
+# Elements are picked, joined to others, or reordered.
+MOVES = {
+    aten._to_copy.default,
+    aten.alias.default,
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.expand.default,
+    aten.max_pool2d_with_indices.default,
+    aten.permute.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.split_with_sizes.default,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.view.default,
+    aten.where.self,
+}
+POINTWISE = {aten.gelu.default, aten.relu.default, aten.sigmoid.default, aten.tanh.default}
+SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}
+FACTORS = {  # where the two factors of a product are
+    aten.addmm.default: (1, 2),
+    aten.bmm.default: (0, 1),
+    aten.convolution.default: (0, 1),
+    aten.mm.default: (0, 1),
+}
 
 
 @dataclass(frozen=True)
 class Relevance:
-    """Relevance per layer: of the attention, of the tokens that enter the block; of the pixels."""
+    """Relevance of what every softmax gives, from input to output, and of the pixels."""
 
     logits: Tensor
     attention: list[Tensor]
-    stream: list[Tensor]
     pixels: Tensor
-
-
-def relevance(module: nn.Module, images: Tensor, target: Tensor, table: Table) -> Relevance:
-    """Relevance of one class per image, everything in float64.
-
-    Args:
-        module: A VisionTransformer of timm in evaluation mode and float64.
-        images: [B, 3, H, W].
-        target: [B] class indices.
-        table: The rules.
-    """
-    tape = Tape(table)
-    logits = forward(tape, module, images)
-    one_hot = F.one_hot(target, logits.shape[1]).double()
-    found = tape.back(logits, table.seed(one_hot, logits))
-    return Relevance(
-        logits,
-        [found[id(x)] for x in tape.attention],
-        [found[id(x)] for x in tape.stream],
-        found[id(images)],
-    )
 
 
 def vjp(f: Function, x: Tensor, g: Tensor) -> Tensor:
@@ -97,11 +100,19 @@ class Table(ABC):
     def softmax(self, r: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return r
 
-    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: Any) -> Tensor:
+    def norm(self, r: Tensor, x: Tensor, y: Tensor, linear: Function) -> Tensor:
+        """`linear` is the normalisation with its deviation as a constant, without its shift."""
+        return r
+
+    def bias(self, r: Tensor, x: Tensor, b: Tensor) -> Tensor:
         return r
 
     def mean(self, r: Tensor, x: Tensor, y: Tensor, f: Function) -> Tensor:
         return x * vjp(f, x, self.divide(r, y))
+
+    def straight(self, r: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        """Rounding to integers, beyond whose range values are cut off."""
+        return r * inside
 
 
 class Attribution(Table):
@@ -184,195 +195,196 @@ class AttnLRP(Table):
     def softmax(self, r: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return x * (r - y * r.sum(-1, keepdim=True))
 
-    def norm(self, r: Tensor, x: Tensor, y: Tensor, module: Any) -> Tensor:
-        grouped = isinstance(module, nn.GroupNorm)
-        shape = (len(x), module.num_groups, -1) if grouped else x.shape
-        weight = module.weight[:, None, None] if grouped else module.weight
-        values = x.reshape(shape)
-        deviation = (values.var(-1, unbiased=False, keepdim=True) + module.eps).sqrt()
-
-        def linear(x: Tensor) -> Tensor:
-            values = x.reshape(shape)
-            return ((values - values.mean(-1, keepdim=True)) / deviation).reshape(x.shape) * weight
-
+    def norm(self, r: Tensor, x: Tensor, y: Tensor, linear: Function) -> Tensor:
         return x * vjp(linear, x, r / y)
 
+    def bias(self, r: Tensor, x: Tensor, b: Tensor) -> Tensor:
+        return self.add(r, x, b)[0]
 
-class Tape:
-    """Computes a step and keeps how its relevance goes back."""
+    def straight(self, r: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        return self.divide(x * r, y) * inside
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.attention: list[Tensor] = []
-        self.stream: list[Tensor] = []
-        self._steps: list[tuple[Tensor, Sequence[Tensor], Function]] = []
 
-    def _step(self, y: Tensor, sources: Sequence[Tensor], back: Function) -> Tensor:
-        self._steps.append((y, sources, back))
-        return y
+class Program(fx.Interpreter):
+    """What a module computes for some images, operator by operator, everything in float64.
 
-    def back(self, y: Tensor, seed: Tensor) -> dict[int, Tensor]:
-        """Relevance of every tensor on the tape, by its id; the sum over its consumers."""
-        found = {id(y): seed}
-        for result, sources, back in reversed(self._steps):
-            parts = back(found[id(result)])
-            gone = [parts] if isinstance(parts, Tensor) else parts
-            for source, part in zip(sources, gone, strict=False):
-                found[id(source)] = found.get(id(source), 0) + part
+    Args:
+        module: From images to logits, in evaluation mode and float64.
+        images: [B, 3, H, W].
+    """
+
+    def __init__(self, module: nn.Module, images: Tensor) -> None:
+        with torch.no_grad():
+            recorded = make_fx(lambda x: module(x), torch._decomp.core_aten_decompositions())(images)
+        super().__init__(recorded)
+        self.values: dict[fx.Node, Any] = {}
+        with torch.no_grad():
+            self.logits = self.run(images)
+        graph = self.graph
+        (self.image,) = graph.find_nodes(op="placeholder")
+        self.live = {self.image}  # what varies with the images, step by step
+        for node in graph.nodes:
+            value, constant = self.values[node], node.target is aten.full_like.default
+            comparison = isinstance(value, Tensor) and not value.is_floating_point()
+            if not constant | comparison and any(x in self.live for x in node.all_input_nodes):
+                self.live.add(node)
+        softmaxes = graph.find_nodes(op="call_function", target=aten._softmax.default)
+        self.softmaxes = [node for node in softmaxes if node in self.live]
+
+    def relevance(self, target: Tensor, table: Table) -> Relevance:
+        """Relevance of one class per image.
+
+        Args:
+            target: [B] class indices.
+            table: The rules.
+
+        Raises:
+            KeyError: The module has an operator that no rule is known for.
+        """
+        one_hot = F.one_hot(target, self.logits.shape[1]).double()
+        with torch.no_grad():
+            found = self.back(table, table.seed(one_hot, self.logits))
+        attention = [found[node] for node in self.softmaxes]
+        return Relevance(self.logits, attention, found[self.image])
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.values[n] = super().run_node(n)
+        return self.values[n]
+
+    def back(self, table: Table, seed: Tensor) -> dict[fx.Node, Tensor]:
+        """Relevance of every value, the sum over its consumers."""
+        (output,) = self.graph.find_nodes(op="output")
+        (result,) = output.all_input_nodes
+        found = {result: seed}
+        for node in reversed(self.graph.nodes):
+            if node in found and node is not self.image:
+                for source, part in self.parts(table, node, found[node]):
+                    found[source] = found.get(source, 0) + part
         return found
 
-    def linear(self, x: Tensor, layer: Any) -> Tensor:
-        y = layer(x)
-        return self._step(y, [x], lambda r: self.table.linear(r, x, y, layer.weight, F.linear))
-
-    def convolution(self, x: Tensor, layer: Any) -> Tensor:
-        """The table has a rule of its own for one of the picture."""
-
-        def convolve(x: Tensor, weight: Tensor) -> Tensor:
-            if isinstance(layer, Conv2dSame):
-                x = pad_same(x, list(layer.kernel_size), list(layer.stride))
-            return F.conv2d(x, weight, stride=layer.stride)
-
-        y = layer(x)
-        rule = self.table.linear if self._steps else self.table.patches
-        return self._step(y, [x], lambda r: rule(r, x, y, layer.weight, convolve))
-
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._step(a + b, [a, b], lambda r: self.table.add(r, a, b))
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        y = a @ b
-        return self._step(y, [a, b], lambda r: self.table.product(r, a, b, y))
-
-    def gate(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._step(a * b, [a, b], self.table.gate)
-
-    def softmax(self, x: Tensor) -> Tensor:
-        y = x.softmax(-1)
-        return self._step(y, [x], lambda r: self.table.softmax(r, x, y))
-
-    def norm(self, x: Tensor, module: Any) -> Tensor:
-        if isinstance(module, nn.Identity):
-            return x
-        if isinstance(module, nn.GroupNorm):  # timm's have an activation in them
-            y = F.group_norm(x, module.num_groups, module.weight, module.bias, module.eps)
+    def parts(self, table: Table, node: fx.Node, r: Tensor) -> Iterator[tuple[fx.Node, Tensor]]:
+        """What the inputs of one operator get that depend on the images."""
+        kind, y = node.target, self.values[node]
+        y = y[0] if isinstance(y, tuple) and kind is not aten.split_with_sizes.default else y
+        live = [x for x in node.all_input_nodes if x in self.live]
+        x = self.values[live[0]]
+        if kind is operator.getitem:
+            whole = self.values[live[0]]
+            if live[0].target is aten.split_with_sizes.default:  # a part among zeros
+                own = [r if i == node.args[1] else torch.zeros_like(t) for i, t in enumerate(whole)]
+                yield live[0], torch.cat(own, live[0].args[2])
+            else:
+                assert node.args[1] == 0
+                yield live[0], r
+        elif kind is aten.split_with_sizes.default:
+            yield live[0], r
+        elif kind in MOVES:
+            for source in live:
+                yield source, vjp(self.of(node, source), self.values[source], r)
+        elif kind in POINTWISE:
+            yield live[0], r
+        elif kind is aten.mean.dim:
+            yield live[0], table.mean(r, x, y, self.of(node, live[0]))
+        elif kind is aten.sum.dim_IntList:  # of a stack of branches, a residual sum
+            (axis,) = node.args[1]
+            yield live[0], torch.stack(table.add(r, *x.unbind(axis)), axis)
+        elif kind is aten._softmax.default:
+            yield live[0], table.softmax(r, x, y)
+        elif kind in NORMS:
+            yield live[0], table.norm(r, x, y, NORMS[kind](*self.arguments(node)))
+        elif kind in SCALES:
+            shares = [r] if len(live) == 1 else table.gate(r)
+            for source, part in zip(live, shares, strict=True):
+                yield source, part.sum_to_size(self.values[source].shape)
+        elif kind is aten.add.Tensor:
+            yield from self.sum(table, node, r)
         else:
-            assert isinstance(module, nn.LayerNorm)
-            y = module(x)
-        return self._step(y, [x], lambda r: self.table.norm(r, x, y, module))
+            yield from self.product(table, node, r, FACTORS[kind])
 
-    def mean(self, x: Tensor) -> Tensor:
-        y = x.mean(1)
-        return self._step(y, [x], lambda r: self.table.mean(r, x, y, lambda x: x.mean(1)))
+    def sum(self, table: Table, node: fx.Node, r: Tensor) -> Iterator[tuple[fx.Node, Tensor]]:
+        sources, terms = node.args, self.arguments(node)
+        for i, term in enumerate(terms):
+            if sources[i] not in self.live and all(d == 1 for d in term.shape[:-1]):
+                yield sources[1 - i], table.bias(r, terms[1 - i], term)
+                return
+        axis = r.shape.index(len(self.logits))  # of the images; the rules want it first
+        shares = table.add(*(t.expand_as(r).movedim(axis, 0) for t in (r, *terms)))
+        for source, part in zip(sources, shares, strict=True):
+            if source in self.live:
+                yield source, part.movedim(0, axis).sum_to_size(self.values[source].shape)
 
-    def unchanged(self, x: Tensor, f: Function) -> Tensor:
-        """A pointwise nonlinearity or a constant scale."""
-        return self._step(f(x), [x], lambda r: r)
+    def product(
+        self, table: Table, node: fx.Node, r: Tensor, factors: tuple[int, int]
+    ) -> Iterator[tuple[fx.Node, Tensor]]:
+        arguments = self.arguments(node)
+        sources = [node.args[i] for i in factors]
+        values = [arguments[i] for i in factors]
+        y, live = self.values[node], [source in self.live for source in sources]
+        if all(live):
+            yield from zip(sources, table.product(r, *values, y), strict=True)
+            return
 
-    def move(self, x: Tensor, f: Function) -> Tensor:
-        """Elements are picked, joined to others, or reordered."""
-        return self._step(f(x), [x], lambda r: vjp(f, x, r))
+        def multiply(x: Tensor, weight: Tensor) -> Tensor:
+            pair = (x, weight) if live[0] else (weight, x)
+            if node.target is aten.convolution.default:
+                return node.target(*pair, None, *arguments[3:])
+            return pair[0] @ pair[1]
 
+        x, weight = values if live[0] else values[::-1]
+        source = sources[live.index(True)]
+        if source.target is not aten.constant_pad_nd.default:
+            rule = table.patches if source is self.image else table.linear
+            yield source, rule(r, x, y, weight, multiply)
+            return
+        inner, pad = source.args[0], self.of(source, source.args[0])
+        rule = table.patches if inner is self.image else table.linear
+        yield inner, rule(r, self.values[inner], y, weight, lambda x, w: multiply(pad(x), w))
 
-@torch.no_grad()
-def forward(tape: Tape, m: Any, images: Tensor) -> Tensor:
-    """Logits of timm's VisionTransformer, with and without its options."""
-    hybrid = isinstance(m.patch_embed, HybridEmbed)
-    x = tape.convolution(
-        backbone(tape, m.patch_embed.backbone, images) if hybrid else images, m.patch_embed.proj
-    )
-    x = tape.move(x, lambda x: x.flatten(2).mT)
-    tokens = [getattr(m, name, None) for name in ("cls_token", "dist_token", "reg_token")]
-    prefix = [t.expand(len(images), -1, -1) for t in tokens if t is not None]
+    def arguments(self, node: fx.Node) -> list[Any]:
+        return [fx.map_arg(argument, self.values.__getitem__) for argument in node.args]
 
-    def join(x: Tensor) -> Tensor:
-        return torch.cat([*prefix, x], 1)
+    def of(self, node: fx.Node, source: fx.Node) -> Function:
+        """The operator as a function of one of its inputs."""
 
-    if m.no_embed_class:
-        x = tape.add(x, m.pos_embed.expand_as(x))
-        x = tape.move(x, join)
-    else:
-        x = tape.move(x, join)
-        x = tape.add(x, m.pos_embed.expand_as(x))
-    x = tape.norm(x, m.norm_pre)
-    for block in m.blocks:
-        tape.stream.append(x)
-        if isinstance(block, ParallelThingsBlock):
-            attns = [(b.norm, b.attn, b.ls) for b in block.attns]
-            mlps = [(b.norm, b.mlp, b.ls) for b in block.ffns]
-        else:
-            attns = [(block.norm1, block.attn, block.ls1)]
-            mlps = [(block.norm2, block.mlp, block.ls2)]
-        for compute, branches in ((attend, attns), (mlp, mlps)):
-            results = [scaled(tape, compute(tape, m, tape.norm(x, n)), ls) for n, m, ls in branches]
-            x = tape.add(x, results[0] if len(results) == 1 else tape.add(*results))
-    x = tape.norm(x, m.norm)
-    if isinstance(m, VisionTransformerDistilled):
-        heads = [
-            tape.linear(tape.move(x, lambda x, i=i: x[:, i]), head)
-            for i, head in enumerate((m.head, m.head_dist))
-        ]
-        return tape.unchanged(tape.add(*heads), lambda y: y / 2)
-    if m.global_pool == "avg":
-        x = tape.mean(tape.move(x, lambda x: x[:, m.num_prefix_tokens :]))
-    else:
-        x = tape.move(x, lambda x: x[:, 0])
-    return tape.linear(tape.norm(x, m.fc_norm), m.head)
+        def f(x: Tensor) -> Tensor:
+            values = {**self.values, source: x}
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            result = node.target(*args, **kwargs)
+            return result[0] if isinstance(result, tuple) else result
+
+        return f
 
 
-def backbone(tape: Tape, m: Any, x: Tensor) -> Tensor:
-    """The convolutional stem and stages of a hybrid."""
-    x = tape.unchanged(tape.norm(tape.convolution(x, m.stem.conv), m.stem.norm), F.relu)
-    x = tape.move(x, m.stem.pool)
-    for stage in m.stages:
-        for block in stage.blocks:
-            short = x
-            if block.downsample is not None:
-                short = tape.convolution(x, block.downsample.conv)
-                short = tape.norm(short, block.downsample.norm)
-            for conv, norm in ((block.conv1, block.norm1), (block.conv2, block.norm2)):
-                x = tape.unchanged(tape.norm(tape.convolution(x, conv), norm), F.relu)
-            x = tape.norm(tape.convolution(x, block.conv3), block.norm3)
-            x = tape.unchanged(tape.add(x, short), F.relu)
-    return x
+def of_layers(x: Tensor, shape: list[int], weight: Tensor, bias: Tensor, eps: float) -> Function:
+    deviation = (x.var(-1, unbiased=False, keepdim=True) + eps).sqrt()
+    return lambda x: (x - x.mean(-1, keepdim=True)) / deviation * weight
 
 
-def scaled(tape: Tape, x: Tensor, layer_scale: Any) -> Tensor:
-    if isinstance(layer_scale, nn.Identity):
-        return x
-    return tape.unchanged(x, lambda x: x * layer_scale.gamma)
+def of_groups(
+    x: Tensor, weight: Tensor, bias: Tensor, n: int, c: int, area: int, groups: int, eps: float
+) -> Function:
+    def grouped(x: Tensor) -> Tensor:
+        return x.reshape(n, groups, -1)
+
+    deviation = (grouped(x).var(-1, unbiased=False, keepdim=True) + eps).sqrt()
+
+    def linear(x: Tensor) -> Tensor:
+        values = grouped(x)
+        values = (values - values.mean(-1, keepdim=True)) / deviation
+        return values.reshape(x.shape) * weight[:, None, None]
+
+    return linear
 
 
-def attend(tape: Tape, m: Any, x: Tensor) -> Tensor:
-    assert isinstance(m.norm, nn.Identity) and m.gate is None
-    qkv = tape.linear(x, m.qkv)
-    q, k, v = (
-        tape.move(
-            qkv,
-            lambda t, i=i: t.unflatten(2, (3, m.num_heads, m.head_dim))[:, :, i].transpose(1, 2),
-        )
-        for i in range(3)
-    )
-    q = tape.unchanged(tape.norm(q, m.q_norm), lambda q: q * m.scale)
-    k = tape.move(tape.norm(k, m.k_norm), lambda k: k.mT)
-    attention = tape.softmax(tape.product(q, k))
-    tape.attention.append(attention)
-    out = tape.move(tape.product(attention, v), lambda t: t.transpose(1, 2).flatten(2))
-    return tape.linear(out, m.proj)
+def of_batches(
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, _: float, eps: float
+) -> Function:
+    scale = (weight / (var + eps).sqrt()).reshape(-1, *[1] * (x.ndim - 2))
+    return lambda x: x * scale
 
 
-def mlp(tape: Tape, m: Any, x: Tensor) -> Tensor:
-    assert isinstance(m.norm, nn.Identity)
-    if isinstance(m, Mlp):
-        x = tape.unchanged(tape.linear(x, m.fc1), m.act)
-    elif isinstance(m, SwiGLU):
-        x = tape.gate(tape.unchanged(tape.linear(x, m.fc1_g), m.act), tape.linear(x, m.fc1_x))
-    else:
-        assert isinstance(m, GluMlp)
-        both = tape.linear(x, m.fc1)
-        first, second = (tape.move(both, lambda t, i=i: t.chunk(2, -1)[i]) for i in (0, 1))
-        if m.gate_last:
-            x = tape.gate(first, tape.unchanged(second, m.act))
-        else:
-            x = tape.gate(tape.unchanged(first, m.act), second)
-    return tape.linear(x, m.fc2)
+NORMS = {
+    aten.native_layer_norm.default: of_layers,
+    aten.native_group_norm.default: of_groups,
+    aten._native_batch_norm_legit_no_training.default: of_batches,
+}

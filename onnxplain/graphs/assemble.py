@@ -67,7 +67,7 @@ def _build_for(model: ir.Model, contract: Contract, required: bool) -> ir.Model:
     _check_size(found, contract)
     _record_shapes(found)
     free_names(graph, {*_order(contract), TARGET, CLASS_WEIGHTS})
-    b = Builder(graph, dict(found.facts))
+    b = Builder(graph, dict(found.facts), found.facts[found.image].shape[0])
     outputs: dict[str, Tensor] = {}
     for i, (layer, taps) in enumerate(zip(contract.layers, found.layers, strict=True)):
         if layer.attention:

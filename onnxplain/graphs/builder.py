@@ -41,11 +41,15 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 class Builder:
-    """Appends nodes to `graph`; `facts` tells the shapes of the values that are there already."""
+    """Appends nodes to `graph`; `facts` tells the shapes of the values that are there already,
+    `batch` how many images there are."""
 
-    def __init__(self, graph: ir.Graph, facts: dict[ir.Value, Facts]) -> None:
+    def __init__(
+        self, graph: ir.Graph, facts: dict[ir.Value, Facts], batch: Dim = Batch()
+    ) -> None:
         self.graph = graph
         self.facts = facts
+        self.batch = batch
         self._made: dict[Any, ir.Value] = {}
         self._names = {
             *(v.name for v in graph.inputs),

@@ -22,6 +22,7 @@ from onnxplain.graphs.axes import volume
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.table import Grads, Results, first
+from onnxplain.graphs.shapes import Batch
 from onnxplain.graphs.walk import Cotangent, Rule, Step
 
 __all__ = [
@@ -295,8 +296,12 @@ def of_a_stack(other: Rule) -> Rule:
 
 
 def _balanced(b: Builder, parts: list[Tensor], r: Tensor) -> list[Tensor]:
-    """R_a * |sum R_a| / (|sum R_a| + |sum R_b| ...) * sum R / sum R_a, sums per image."""
-    axes = list(range(1, r.rank))
+    """R_a * |sum R_a| / (|sum R_a| + |sum R_b| ...) * sum R / sum R_a, sums per image.
+
+    Where the images are on one axis with something else, such as heads, sums are per entry of it.
+    """
+    images = [i for i, d in enumerate(r.shape) if d == b.batch or isinstance(d, Batch)]
+    axes = [i for i in range(r.rank) if i not in images[:1]]
     sums = [b.sum(p, axes) for p in parts]
     sizes = [b.unary("Abs", total) for total in sums]
     whole, total = functools.reduce(b.add, sizes), b.sum(r, axes)
