@@ -440,4 +440,25 @@ class GlobalMaxPool(OpRun):
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
 
 
+class QuantizeLinear(OpRun):
+    """Per tensor, of any opset; the evaluator's own is of 19."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, zero: Array, **_: Any) -> tuple[Array]:
+        range_ = np.iinfo(zero.dtype)
+        return (np.clip(np.rint(x / scale) + zero, range_.min, range_.max).astype(zero.dtype),)
+
+
+class DequantizeLinear(OpRun):
+    op_domain = ""
+
+    def _run(self, x: Array, scale: Array, zero: Array, axis: int = 1, **_: Any) -> tuple[Array]:
+        if scale.size > 1:  # one for each index of an axis
+            others = [i for i in range(x.ndim) if i != axis % x.ndim]
+            scale, zero = np.expand_dims(scale, others), np.expand_dims(zero, others)
+        return ((x.astype(scale.dtype) - zero.astype(scale.dtype)) * scale,)
+
+
 EXACT = [Erf, Gelu, Mean, Pad, Conv, ConvTranspose, AveragePool, MaxPool, GlobalMaxPool]
+EXACT += [QuantizeLinear, DequantizeLinear]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import double
 import numpy as np
 import onnx
 import onnx.parser
@@ -26,6 +30,7 @@ from onnxruntime.quantization import (
     quantize_static,
 )
 from torch import Tensor
+from torch_relevance import Attribution, Plain, Program, straight_through
 
 import onnxplain as ox
 from onnxplain.errors import UnsupportedModelError
@@ -33,7 +38,12 @@ from onnxplain.graphs.builder import Builder
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.shapes import infer
 from onnxplain.graphs.walk import Cotangent, walk
-from onnxplain.outputs import METHODS
+from onnxplain.outputs import (
+    INPUT_RELEVANCE,
+    INPUT_RELEVANCE_ATTNLRP,
+    METHODS,
+    attention_relevance_lrp_name,
+)
 
 TOLERANCE = 1e-5  # of the largest value, single precision
 PLAIN = onnxruntime.SessionOptions()
@@ -102,46 +112,65 @@ def close(found: NDArray[Any], expected: NDArray[Any], what: str) -> None:
 # The quantised file in torch, node by node
 
 
-class StraightThrough:
-    """Runs a quantised graph in torch. The integers are onnxruntime's, since a last bit before the
-    rounding is a whole step behind it; gradients pass them as if they had not been rounded, where
-    they are not at an end of the range for being beyond it."""
+@dataclass(frozen=True)
+class Rounded:
+    """What a QuantizeLinear makes integers of."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = onnx.load(path)
-        self.graph = self.model.graph
-        self.names = [n.output[0] for n in self.graph.node if n.op_type == "QuantizeLinear"]
-        for name in self.names:
-            kind = onnx.TensorProto.UINT8
-            self.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-        self.integers = run(self.model.SerializeToString())
-        self.cut_off = 0
-        self.tensors: dict[str, Any] = {"image": torch.tensor(IMAGES, requires_grad=True)}
-        for weight in self.graph.initializer:
-            self.tensors[weight.name] = torch.from_numpy(numpy_helper.to_array(weight).copy())
-        for node in self.graph.node:
+    x: Tensor
+    name: str
+    scale: float
+    zero: int
+
+
+class StraightThrough:
+    """Runs a quantised graph in torch, for the images that its integers were computed for. These
+    are given, since a last bit before the rounding is a whole step behind it; gradients pass them
+    as if they had not been rounded, where they are not at an end of the range for being beyond it.
+    """
+
+    def __init__(self, model: onnx.ModelProto, integers: Arrays) -> None:
+        self.model, self.integers = model, integers
+        self.weights = {w.name: numpy_helper.to_array(w) for w in model.graph.initializer}
+        self.cut_off: list[Tensor] = []
+
+    def __call__(self, images: Tensor) -> Tensor:
+        # Integers stay in NumPy: they are sizes, places, or rounded weights.
+        self.tensors: dict[str, Any] = {"image": images}
+        self.tensors |= {name: self.known(array) for name, array in self.weights.items()}
+        for node in self.model.graph.node:
             inputs = [self.tensors[name] if name else None for name in node.input]
             attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
             results = self.node(node, inputs, attributes)
             results = results if isinstance(results, list | tuple) else [results]
             self.tensors.update(zip(node.output, results, strict=True))
+        logits: Tensor = self.tensors["output"]
+        return logits
+
+    def known(self, array: Any) -> Any:
+        dtype = self.tensors["image"].dtype
+        return torch.tensor(array, dtype=dtype) if array.dtype == np.float32 else array
 
     def node(self, node: onnx.NodeProto, x: list[Any], a: dict[str, Any]) -> Any:
-        operator = node.op_type
-        if operator == "QuantizeLinear":
-            return self.rounded(node.output[0], x[0], float(x[1]), int(x[2]))
-        if operator == "DequantizeLinear":
+        kind = node.op_type
+        if kind == "QuantizeLinear":
+            scale, zero = (self.weights[name].item() for name in node.input[1:])
+            return Rounded(x[0], node.output[0], scale, zero)
+        if kind == "DequantizeLinear" and isinstance(x[0], Rounded):
+            return self.through(x[0])
+        if kind == "DequantizeLinear":
             shape = [1] * x[0].ndim
             if x[1].numel() > 1:
                 shape[a.get("axis", 1) if x[0].ndim > 1 else 0] = -1
-            return (x[0] - x[2].float().reshape(shape)) * x[1].reshape(shape)
-        if not any(t is not None and t.is_floating_point() for t in x):
-            arrays = [t.numpy() for t in x]
+            steps = torch.tensor(x[0].astype(np.float32) - x[2].reshape(shape)).to(x[1])
+            return steps * x[1].reshape(shape)
+        if not any(isinstance(t, Tensor) for t in x):
             opsets = {"": self.model.opset_import[0].version}
-            names = dict(zip(node.input, arrays, strict=True))
-            found = ReferenceEvaluator(node, opsets=opsets).run(None, names)
-            return [torch.from_numpy(np.array(array)) for array in found]
-        table: dict[str, Any] = {
+            names = dict(zip(node.input, x, strict=True))
+            return [self.known(y) for y in ReferenceEvaluator(node, opsets=opsets).run(None, names)]
+        return self.operators(x, a, len(node.output))[kind]()
+
+    def operators(self, x: list[Any], a: dict[str, Any], outputs: int) -> dict[str, Any]:
+        return {
             "Add": lambda: x[0] + x[1],
             "Cast": lambda: x[0],
             "Concat": lambda: torch.cat(x, a.get("axis", 0)),
@@ -158,10 +187,10 @@ class StraightThrough:
             "Mul": lambda: x[0] * x[1],
             "Pow": lambda: x[0] ** x[1],
             "Reshape": lambda: x[0].reshape(x[1].tolist()),
-            "Shape": lambda: torch.tensor(x[0].shape)[a.get("start", 0) : a.get("end")],
+            "Shape": lambda: np.array(x[0].shape)[a.get("start", 0) : a.get("end")],
             "Softmax": lambda: x[0].softmax(a.get("axis", -1)),
             "Split": lambda: x[0].split(
-                x[1].tolist() if len(x) > 1 else x[0].shape[a["axis"]] // len(node.output),
+                x[1].tolist() if len(x) > 1 else x[0].shape[a["axis"]] // outputs,
                 a.get("axis", 0),
             ),
             "Sqrt": lambda: x[0].sqrt(),
@@ -169,36 +198,108 @@ class StraightThrough:
             "Transpose": lambda: x[0].permute(a["perm"]),
             "Unsqueeze": lambda: x[0].unsqueeze(int(x[1])),
         }
-        return table[operator]()
 
-    def rounded(self, name: str, x: Tensor, scale: float, zero: int) -> Tensor:
-        integers = torch.from_numpy(self.integers[name].astype(np.float32))
-        steps = x / scale + zero
-        inside = (steps.round() >= 0) & (steps.round() <= 255)
-        self.cut_off += int((~inside).sum())
-        through = torch.where(inside, steps, steps.detach())
-        return through + (integers - through).detach()
+    def through(self, source: Rounded) -> Tensor:
+        steps = (source.x / source.scale + source.zero).round()
+        inside = (steps >= 0) & (steps <= 255)
+        self.cut_off.append(~inside)
+        integers = torch.tensor(self.integers[source.name]).to(source.x)
+        return straight_through(source.x, (integers - source.zero) * source.scale, inside)
+
+    def attention(self) -> list[Tensor]:
+        """What multiplies the values: the probabilities as they are rounded."""
+        found = []
+        for node in self.model.graph.node:
+            if node.op_type == "Softmax":
+                rounded = next(n for n in self.model.graph.node if node.output[0] in n.input)
+                used = next(n for n in self.model.graph.node if rounded.output[0] in n.input)
+                found.append(self.tensors[used.output[0]])
+        return found
+
+
+class Linearised(StraightThrough):
+    """The same numbers, from a graph in which the pixels times their gradient are AttnLRP: what its
+    rules hold constant is detached. Relevance over value is then defined where a value is rounded
+    to 0, too."""
+
+    def operators(self, x: list[Any], a: dict[str, Any], outputs: int) -> dict[str, Any]:
+        table = super().operators(x, a, outputs)
+
+        def halves(f: Callable[[Any, Any], Any]) -> Tensor:
+            if not (x[0].requires_grad and x[1].requires_grad):
+                return f(x[0], x[1])
+            return (f(x[0], x[1].detach()) + f(x[0].detach(), x[1])) / 2
+
+        def scaled(y: Tensor, t: Tensor) -> Tensor:
+            return t * torch.where(t == 0, 0, y / t).detach()
+
+        def normalised() -> Tensor:
+            centred = x[0] - x[0].mean(-1, keepdim=True)
+            variance = centred.square().mean(-1, keepdim=True) + a.get("epsilon", 1e-5)
+            return centred / variance.sqrt().detach() * x[1] + x[2]
+
+        def added() -> Tensor:
+            for one, other in (x, x[::-1]):
+                if one.numel() == 1:  # of a GELU written out
+                    return scaled(one + other, other)
+            return x[0] + x[1]
+
+        table["Add"] = added
+        table["Erf"] = lambda: scaled(x[0].erf(), x[0])
+        table["LayerNormalization"] = normalised
+        table["MatMul"] = lambda: halves(operator.matmul)
+        table["Mul"] = lambda: halves(operator.mul)
+        return table
+
+
+def with_integers(path: Path) -> onnx.ModelProto:
+    """The model with all that it rounds to as further outputs."""
+    model = onnx.load(path)
+    for node in model.graph.node:
+        if node.op_type == "QuantizeLinear":
+            value = helper.make_tensor_value_info(node.output[0], onnx.TensorProto.UINT8, None)
+            model.graph.output.append(value)
+    return model
 
 
 def test_attention_and_gradients_equal_torch(pair: tuple[Path, Path]) -> None:
     path, made = pair
-    reference = StraightThrough(path)
-    taps = []
-    for node in reference.graph.node:
-        if node.op_type == "Softmax":  # what multiplies the values is what it is rounded to
-            integers = next(n for n in reference.graph.node if node.output[0] in n.input)
-            used = next(n for n in reference.graph.node if integers.output[0] in n.input)
-            taps.append(reference.tensors[used.output[0]])
-    logits = reference.tensors["output"]
+    model = with_integers(path)
+    reference = StraightThrough(model, run(model.SerializeToString()))
+    logits = reference(torch.tensor(IMAGES, requires_grad=True))
+    taps = reference.attention()
     selected = logits.gather(1, torch.from_numpy(TARGET)[:, None]).sum()
     gradients = torch.autograd.grad(selected, taps)
-    assert reference.cut_off > 20
+    assert sum(int(places.sum()) for places in reference.cut_off) > 20
     found = run(made, target=TARGET)
     close(found["output"], logits.detach().numpy(), "logits")
     assert len(taps) == 2
     for i, (tap, gradient) in enumerate(zip(taps, gradients, strict=True)):
         close(found[f"attention.{i}"], tap.detach().numpy(), f"attention {i}")
         close(found[f"attention_gradient.{i}"], gradient.numpy(), f"gradient {i}")
+
+
+def test_relevance_equals_torch(pair: tuple[Path, Path]) -> None:
+    """In double. What is rounded passes relevance where it passes gradients."""
+    path, made = pair
+    feeds = {"image": IMAGES, "target": TARGET}
+    model = with_integers(path)
+    integers = double.run(ir.from_proto(model), feeds)
+    pixels, target = torch.from_numpy(IMAGES).double(), torch.from_numpy(TARGET)
+    program = Program(StraightThrough(model, integers), pixels)
+    attribution, lrp = (program.relevance(target, table) for table in (Attribution(), Plain()))
+    logits = Linearised(model, integers)(pixels.requires_grad_())
+    (slope,) = torch.autograd.grad(logits.gather(1, target[:, None]).sum(), pixels)
+    expected = {
+        "attention_relevance.0": attribution.attention[0],
+        "attention_relevance.1": attribution.attention[1],
+        attention_relevance_lrp_name(1): lrp.attention[1],
+        INPUT_RELEVANCE: lrp.pixels,
+        INPUT_RELEVANCE_ATTNLRP: (pixels * slope).detach(),
+    }
+    found = double.run(ir.load(made), feeds)
+    for name, relevance in expected.items():
+        close(found[name], relevance.numpy(), name)
 
 
 def test_the_model_computes_what_it_did(pair: tuple[Path, Path]) -> None:

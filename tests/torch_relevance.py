@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-__all__ = ["AttnLRP", "Attribution", "Plain", "Program", "Relevance", "Table"]
+__all__ = ["AttnLRP", "Attribution", "Plain", "Program", "Relevance", "Table", "straight_through"]
 
 Function = Callable[..., Any]
+Node = Any  # Node of torch.fx, whose types fit no operator
 aten = torch.ops.aten
 
 # Elements are picked, joined to others, or reordered.
@@ -44,7 +45,13 @@ MOVES = {
     aten.view.default,
     aten.where.self,
 }
-POINTWISE = {aten.gelu.default, aten.relu.default, aten.sigmoid.default, aten.tanh.default}
+POINTWISE = {
+    aten.erf.default,
+    aten.gelu.default,
+    aten.relu.default,
+    aten.sigmoid.default,
+    aten.tanh.default,
+}
 SCALES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor}
 FACTORS = {  # where the two factors of a product are
     aten.addmm.default: (1, 2),
@@ -56,7 +63,7 @@ FACTORS = {  # where the two factors of a product are
 
 @dataclass(frozen=True)
 class Relevance:
-    """Relevance of what every softmax gives, from input to output, and of the pixels."""
+    """Relevance of the probabilities of every softmax, from input to output, and of the pixels."""
 
     logits: Tensor
     attention: list[Tensor]
@@ -67,6 +74,19 @@ def vjp(f: Function, x: Tensor, g: Tensor) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         return torch.autograd.grad(f(x), x, g)[0]
+
+
+@torch.library.custom_op("tests::straight_through", mutates_args=())
+def straight_through(x: Tensor, rounded: Tensor, inside: Tensor) -> Tensor:
+    """What x was rounded to; where it is not `inside` the range of the integers it was cut off."""
+    return rounded.clone()
+
+
+straight_through.register_autograd(
+    lambda ctx, g: (g * ctx.saved_tensors[0], None, None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[2]),
+)
+STRAIGHT = torch.ops.tests.straight_through.default
 
 
 class Table(ABC):
@@ -110,8 +130,7 @@ class Table(ABC):
     def mean(self, r: Tensor, x: Tensor, y: Tensor, f: Function) -> Tensor:
         return x * vjp(f, x, self.divide(r, y))
 
-    def straight(self, r: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
-        """Rounding to integers, beyond whose range values are cut off."""
+    def straight(self, r: Tensor, inside: Tensor) -> Tensor:
         return r * inside
 
 
@@ -199,10 +218,8 @@ class AttnLRP(Table):
         return x * vjp(linear, x, r / y)
 
     def bias(self, r: Tensor, x: Tensor, b: Tensor) -> Tensor:
-        return self.add(r, x, b)[0]
-
-    def straight(self, r: Tensor, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
-        return self.divide(x * r, y) * inside
+        """One number for all elements, as in a GELU written out, belongs to a nonlinearity."""
+        return r if b.numel() == 1 else self.add(r, x, b)[0]
 
 
 class Program(fx.Interpreter):
@@ -213,11 +230,12 @@ class Program(fx.Interpreter):
         images: [B, 3, H, W].
     """
 
-    def __init__(self, module: nn.Module, images: Tensor) -> None:
+    def __init__(self, module: Function, images: Tensor) -> None:
+        core: Any = torch._decomp.core_aten_decompositions()
         with torch.no_grad():
-            recorded = make_fx(lambda x: module(x), torch._decomp.core_aten_decompositions())(images)
+            recorded = make_fx(lambda x: module(x), core)(images)
         super().__init__(recorded)
-        self.values: dict[fx.Node, Any] = {}
+        self.values: dict[Node, Any] = {}
         with torch.no_grad():
             self.logits = self.run(images)
         graph = self.graph
@@ -229,7 +247,7 @@ class Program(fx.Interpreter):
             if not constant | comparison and any(x in self.live for x in node.all_input_nodes):
                 self.live.add(node)
         softmaxes = graph.find_nodes(op="call_function", target=aten._softmax.default)
-        self.softmaxes = [node for node in softmaxes if node in self.live]
+        self.attention = [self.used(node) for node in softmaxes if node in self.live]
 
     def relevance(self, target: Tensor, table: Table) -> Relevance:
         """Relevance of one class per image.
@@ -244,14 +262,19 @@ class Program(fx.Interpreter):
         one_hot = F.one_hot(target, self.logits.shape[1]).double()
         with torch.no_grad():
             found = self.back(table, table.seed(one_hot, self.logits))
-        attention = [found[node] for node in self.softmaxes]
+        attention = [found[node] for node in self.attention]
         return Relevance(self.logits, attention, found[self.image])
 
-    def run_node(self, n: fx.Node) -> Any:
+    def used(self, softmax: Node) -> Node:
+        """What the values are multiplied by: the probabilities, or what they are rounded to."""
+        rounded = [node for node in softmax.users if node.target is STRAIGHT]
+        return rounded[0] if rounded else softmax
+
+    def run_node(self, n: Node) -> Any:
         self.values[n] = super().run_node(n)
         return self.values[n]
 
-    def back(self, table: Table, seed: Tensor) -> dict[fx.Node, Tensor]:
+    def back(self, table: Table, seed: Tensor) -> dict[Node, Tensor]:
         """Relevance of every value, the sum over its consumers."""
         (output,) = self.graph.find_nodes(op="output")
         (result,) = output.all_input_nodes
@@ -262,7 +285,7 @@ class Program(fx.Interpreter):
                     found[source] = found.get(source, 0) + part
         return found
 
-    def parts(self, table: Table, node: fx.Node, r: Tensor) -> Iterator[tuple[fx.Node, Tensor]]:
+    def parts(self, table: Table, node: Node, r: Tensor) -> Iterator[tuple[Node, Tensor]]:
         """What the inputs of one operator get that depend on the images."""
         kind, y = node.target, self.values[node]
         y = y[0] if isinstance(y, tuple) and kind is not aten.split_with_sizes.default else y
@@ -292,6 +315,8 @@ class Program(fx.Interpreter):
             yield live[0], table.softmax(r, x, y)
         elif kind in NORMS:
             yield live[0], table.norm(r, x, y, NORMS[kind](*self.arguments(node)))
+        elif kind is STRAIGHT:
+            yield live[0], table.straight(r, self.arguments(node)[2])
         elif kind in SCALES:
             shares = [r] if len(live) == 1 else table.gate(r)
             for source, part in zip(live, shares, strict=True):
@@ -301,7 +326,7 @@ class Program(fx.Interpreter):
         else:
             yield from self.product(table, node, r, FACTORS[kind])
 
-    def sum(self, table: Table, node: fx.Node, r: Tensor) -> Iterator[tuple[fx.Node, Tensor]]:
+    def sum(self, table: Table, node: Node, r: Tensor) -> Iterator[tuple[Node, Tensor]]:
         sources, terms = node.args, self.arguments(node)
         for i, term in enumerate(terms):
             if sources[i] not in self.live and all(d == 1 for d in term.shape[:-1]):
@@ -314,14 +339,14 @@ class Program(fx.Interpreter):
                 yield source, part.movedim(0, axis).sum_to_size(self.values[source].shape)
 
     def product(
-        self, table: Table, node: fx.Node, r: Tensor, factors: tuple[int, int]
-    ) -> Iterator[tuple[fx.Node, Tensor]]:
+        self, table: Table, node: Node, r: Tensor, factors: tuple[int, int]
+    ) -> Iterator[tuple[Node, Tensor]]:
         arguments = self.arguments(node)
         sources = [node.args[i] for i in factors]
         values = [arguments[i] for i in factors]
         y, live = self.values[node], [source in self.live for source in sources]
         if all(live):
-            yield from zip(sources, table.product(r, *values, y), strict=True)
+            yield from zip(sources, table.product(r, values[0], values[1], y), strict=True)
             return
 
         def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -340,10 +365,10 @@ class Program(fx.Interpreter):
         rule = table.patches if inner is self.image else table.linear
         yield inner, rule(r, self.values[inner], y, weight, lambda x, w: multiply(pad(x), w))
 
-    def arguments(self, node: fx.Node) -> list[Any]:
+    def arguments(self, node: Node) -> list[Any]:
         return [fx.map_arg(argument, self.values.__getitem__) for argument in node.args]
 
-    def of(self, node: fx.Node, source: fx.Node) -> Function:
+    def of(self, node: Node, source: Node) -> Function:
         """The operator as a function of one of its inputs."""
 
         def f(x: Tensor) -> Tensor:
@@ -377,14 +402,16 @@ def of_groups(
 
 
 def of_batches(
-    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, _: float, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *options: Any
 ) -> Function:
+    training, _, eps = options
+    assert not training
     scale = (weight / (var + eps).sqrt()).reshape(-1, *[1] * (x.ndim - 2))
     return lambda x: x * scale
 
 
-NORMS = {
+NORMS: dict[Any, Function] = {
     aten.native_layer_norm.default: of_layers,
     aten.native_group_norm.default: of_groups,
-    aten._native_batch_norm_legit_no_training.default: of_batches,
+    aten.native_batch_norm.default: of_batches,
 }

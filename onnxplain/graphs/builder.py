@@ -40,12 +40,15 @@ def broadcast(*shapes: Shape) -> Shape:
     return tuple(next((d for d in dims if d != 1), 1) for dims in zip(*padded, strict=True))
 
 
+ANY_BATCH = Batch()
+
+
 class Builder:
     """Appends nodes to `graph`; `facts` tells the shapes of the values that are there already,
     `batch` how many images there are."""
 
     def __init__(
-        self, graph: ir.Graph, facts: dict[ir.Value, Facts], batch: Dim = Batch()
+        self, graph: ir.Graph, facts: dict[ir.Value, Facts], batch: Dim = ANY_BATCH
     ) -> None:
         self.graph = graph
         self.facts = facts
