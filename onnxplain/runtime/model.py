@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "NotInstrumentedError"]
 
+_LAYOUTS = ("NCHW", "NHWC", "HWC")
 _ORDINARY = 1e6  # normalised pixel values beyond it may overflow in a sound model
 
 
@@ -142,10 +143,10 @@ class Model:
             graph.outputs = _declared(self.contract)
             graph.check(self.contract)
             self._graphs = [graph]
-        if self.contract.input.layout not in ("NCHW", "HWC"):
+        if self.contract.input.layout not in _LAYOUTS:
             raise ContractError(
                 f"{self.path}: image layout {self.contract.input.layout!r}, this version of "
-                "onnxplain runs NCHW and HWC"
+                f"onnxplain runs {', '.join(_LAYOUTS)}"
             )
 
     @property
@@ -168,8 +169,9 @@ class Model:
         """Runs the cheapest graph that has the outputs, or those that have them together.
 
         Args:
-            images: B arrays as the contract's input takes them: float32 [3, H, W], normalised and
-                all of one size, or uint8 [H, W, 3]; or one array of them.
+            images: B arrays: float32 [3, H, W], normalised and all of one size, whether channels
+                are first or last in the graph; or uint8 [H, W, 3] where it does the preprocessing;
+                or one array of them.
             asked: What to explain about them.
             outputs: Names from `outputs`; the logits always come along.
             finite: Whether logits of which none are finite are an error.
@@ -235,6 +237,8 @@ class Model:
                 pixels = images
             else:
                 pixels = np.stack([images[i] for i in chosen])
+            if self.contract.input.layout == "NHWC":
+                pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             if graph.types.get(self.contract.input.name) == "tensor(float16)":
                 pixels = pixels.astype(np.float16)
             feeds[self.contract.input.name] = pixels

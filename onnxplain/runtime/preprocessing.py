@@ -251,7 +251,7 @@ def _checked(pixels: NDArray[Any], spec: ImageInput) -> NDArray[np.float32]:
     if pixels.ndim != 4 or pixels.shape[1:] != (3, height, width) or not len(pixels):
         raise InputError(
             f"pixel values of shape {list(pixels.shape)}, expected [B, 3, {height}, {width}] "
-            "normalised; pictures are uint8 [H, W, 3]"
+            "normalised, also where the file has channels last; pictures are uint8 [H, W, 3]"
         )
     with np.errstate(over="ignore"):  # said below
         pixels = pixels.astype(np.float32, copy=False)
