@@ -84,7 +84,7 @@ class _Graph:
             )
         several = [contract.targets] if contract.targets > 1 else []
         expected: dict[str | None, list[int | None]] = {
-            contract.input.name: [None] * len(contract.input.layout),  # a letter for each
+            contract.input.name: [3 if axis == "C" else None for axis in contract.input.layout],
             contract.target: [None, *several],
             contract.class_weights: [None, *several, contract.classes],
         }
@@ -143,11 +143,6 @@ class Model:
             graph.outputs = _declared(self.contract)
             graph.check(self.contract)
             self._graphs = [graph]
-        if self.contract.input.layout not in _LAYOUTS:
-            raise ContractError(
-                f"{self.path}: image layout {self.contract.input.layout!r}, this version of "
-                f"onnxplain runs {', '.join(_LAYOUTS)}"
-            )
 
     @property
     def device(self) -> str:
@@ -281,6 +276,14 @@ def _refuse_empty(path: Path) -> None:
         raise ModelError(f"{path}: the file is empty")
 
 
+def _refuse_layout(contract: Contract, path: Path) -> None:
+    if contract.input.layout not in _LAYOUTS:
+        raise ContractError(
+            f"{path}: image layout {contract.input.layout!r}, this version of onnxplain runs "
+            f"{', '.join(_LAYOUTS)}"
+        )
+
+
 def _contract_of(graph: _Graph) -> Contract:
     assert graph.session is not None
     text = graph.session.get_modelmeta().custom_metadata_map.get(KEY)
@@ -289,13 +292,16 @@ def _contract_of(graph: _Graph) -> Contract:
             f"{graph.path}: ONNX, but not made by onnxplain; run: onnxplain instrument "
             f"{graph.path} -o explained.onnx"
         )
-    return Contract.from_json(text, where=str(graph.path))
+    contract = Contract.from_json(text, where=str(graph.path))
+    _refuse_layout(contract, graph.path)
+    return contract
 
 
 def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
     """The contract of a bundle and its graphs, cheapest first."""
     document = folder / BUNDLE_FILE
     contract = Contract.of_bundle(folder)
+    _refuse_layout(contract, document)
     if not isinstance(contract.graphs, dict) or not contract.graphs:
         raise ContractError(f"{document}: names no graphs; make the bundle again")
     unknown = sorted(set(contract.graphs) - set(GRAPH_KINDS))
