@@ -44,6 +44,7 @@ __all__ = [
     "COMPARED",
     "TOLERANCE",
     "UNCHANGED",
+    "ChannelsLast",
     "Output",
     "compare",
     "compare_with",
@@ -83,6 +84,18 @@ def lively(module: Any) -> Any:
                 noise = torch.randn(tensor.shape, generator=generator)
                 tensor.add_(noise.abs() if name.endswith("var") else 0.3 * noise)
     return module
+
+
+class ChannelsLast(nn.Module):
+    """A model that takes pictures [batch, height, width, 3]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.eval()
+
+    def forward(self, images: Tensor) -> Any:
+        return self.model(images.permute(0, 3, 1, 2))
 
 
 class Output(nn.Module):
@@ -129,13 +142,14 @@ def with_dynamo(
 def _export(
     module: nn.Module, path: Path, size: Size, outputs: Sequence[str], **options: Any
 ) -> Path:
+    last = isinstance(module, ChannelsLast)
     logging.disable(logging.ERROR)  # both exporters tell of their own internals
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
-                (torch.zeros(2, 3, *size),),
+                (torch.zeros(*((2, *size, 3) if last else (2, 3, *size))),),
                 str(path),
                 input_names=["image"],
                 output_names=list(outputs),
@@ -173,13 +187,15 @@ def compare_with(source: Source, plain: Path, **given: Any) -> Report:
     path = plain.with_name("explained.onnx")
     report = ox.instrument(plain, path, methods=COMPARED, outputs="both", **given)
     contract = report.contract
+    last = contract.input.layout == "NHWC"
     bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
     for batch in BATCHES:
         generator = torch.Generator().manual_seed(batch)
         images = torch.randn(batch, 3, *contract.input.size, generator=generator).numpy()
         target = (np.arange(batch) * 3 + batch) % contract.classes
-        found = run(path, {"image": images, "target": target})
-        own = run(plain, {"image": images})
+        pictures = images.transpose(0, 2, 3, 1) if last else images
+        found = run(path, {"image": pictures, "target": target})
+        own = run(plain, {"image": pictures})
         arrays = source(images, target, found, contract)
         maps = {map_name(m): compute(m, arrays, bare, {}) for m in contract.methods}
         expected = {**arrays, **maps}

@@ -85,7 +85,9 @@ def picture(graph: ir.Graph) -> ir.Value | None:
     pictures = [
         value
         for value in graph.inputs
-        if value.name not in graph.initializers and value.shape is not None and len(value.shape) == 4
+        if value.name not in graph.initializers
+        and value.shape is not None
+        and len(value.shape) == 4
     ]
     return pictures[0] if len(pictures) == 1 and pictures[0].uses() else None
 
@@ -108,4 +110,3 @@ def _transposed(graph: ir.Graph, image: ir.Value, perm: Sequence[int], layout: s
     node = ir.node("Transpose", [image], {"perm": list(perm)}, outputs=[made])
     graph.insert_before(graph[0], node)
     return made
-
