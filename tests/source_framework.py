@@ -44,7 +44,6 @@ __all__ = [
     "COMPARED",
     "TOLERANCE",
     "UNCHANGED",
-    "ChannelsLast",
     "Output",
     "compare",
     "compare_with",
@@ -86,18 +85,6 @@ def lively(module: Any) -> Any:
     return module
 
 
-class ChannelsLast(nn.Module):
-    """A model that takes pictures [batch, height, width, 3]."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.eval()
-
-    def forward(self, images: Tensor) -> Any:
-        return self.model(images.permute(0, 3, 1, 2))
-
-
 class Output(nn.Module):
     """A model whose outputs are what its own output has under these names; one is itself."""
 
@@ -113,23 +100,34 @@ class Output(nn.Module):
 
 
 def torchscript(
-    module: nn.Module, path: Path, opset: int, size: Size, outputs: Sequence[str] = ("scores",)
+    module: nn.Module,
+    path: Path,
+    opset: int,
+    size: Size,
+    outputs: Sequence[str] = ("scores",),
+    *,
+    channels_last: bool = False,
 ) -> Path:
     """Exports by torch's older exporter, which records a TorchScript graph."""
     axes = {name: {0: "n"} for name in ("image", *outputs)}
-    return _export(
-        module, path, size, outputs, dynamo=False, opset_version=opset, dynamic_axes=axes
-    )
+    options = {"dynamo": False, "opset_version": opset, "dynamic_axes": axes}
+    return _export(module, path, _shape(size, channels_last), outputs, **options)
 
 
 def with_dynamo(
-    module: nn.Module, path: Path, opset: int, size: Size, outputs: Sequence[str] = ("scores",)
+    module: nn.Module,
+    path: Path,
+    opset: int,
+    size: Size,
+    outputs: Sequence[str] = ("scores",),
+    *,
+    channels_last: bool = False,
 ) -> Path:
     """Exports by torch's current exporter."""
     return _export(
         module,
         path,
-        size,
+        _shape(size, channels_last),
         outputs,
         dynamo=True,
         opset_version=opset,
@@ -139,17 +137,24 @@ def with_dynamo(
     )
 
 
+def _shape(size: Size, channels_last: bool) -> tuple[int, ...]:
+    return (2, *size, 3) if channels_last else (2, 3, *size)
+
+
 def _export(
-    module: nn.Module, path: Path, size: Size, outputs: Sequence[str], **options: Any
+    module: nn.Module,
+    path: Path,
+    shape: tuple[int, ...],
+    outputs: Sequence[str],
+    **options: Any,
 ) -> Path:
-    last = isinstance(module, ChannelsLast)
     logging.disable(logging.ERROR)  # both exporters tell of their own internals
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
-                (torch.zeros(*((2, *size, 3) if last else (2, 3, *size))),),
+                (torch.zeros(shape),),
                 str(path),
                 input_names=["image"],
                 output_names=list(outputs),

@@ -131,8 +131,11 @@ def compare_relevance(plain: Path, module: nn.Module, tolerance: float, batch: i
         map_name("lrp"): methods.lrp(lrp.pixels),
         map_name("attnlrp"): methods.attnlrp(attnlrp.pixels),
     }
-    model = graphs.explain(graphs.load(plain)).models["single"]
-    found = run(model, {"image": images.numpy(), "target": target.numpy()})
+    explained = graphs.explain(graphs.load(plain))
+    last = explained.contract.input.layout == "NHWC"
+    pictures = images.permute(0, 2, 3, 1) if last else images
+    feeds = {"image": pictures.numpy(), "target": target.numpy()}
+    found = run(explained.models["single"], feeds)
     for name, values in expected.items():
         array = np.asarray(values)
         assert relative_difference(found[name], array) <= tolerance, name
