@@ -13,6 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from channels_last import turned
 from hand_written import CLASSES, GRID, PATCH, SIZE, HandWritten, to_file
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
@@ -37,22 +38,6 @@ PLAIN.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_
 PLAIN.log_severity_level = 3  # it warns of inputs with a default, which is meant
 
 Arrays = dict[str, NDArray[Any]]
-
-
-def turned(source: Path, path: Path) -> Path:
-    """The file with channels last: its nodes read a Transpose of what it takes."""
-    model = onnx.load(source)
-    image = model.graph.input[0]
-    dims = image.type.tensor_type.shape.dim
-    own = [onnx.TensorShapeProto.Dimension.FromString(d.SerializeToString()) for d in dims]
-    for dim, axis in zip(dims, (0, 2, 3, 1), strict=True):
-        dim.CopyFrom(own[axis])
-    for node in model.graph.node:
-        node.input[:] = ["turned" if name == image.name else name for name in node.input]
-    first = helper.make_node("Transpose", [image.name], ["turned"], perm=[0, 3, 1, 2])
-    model.graph.node.insert(0, first)
-    onnx.save(model, path)
-    return path
 
 
 def computed(path: Path, images: NDArray[Any], **given: NDArray[Any]) -> Arrays:
@@ -448,7 +433,7 @@ def test_inspect(files: Any, explained: tuple[Path, Path]) -> None:
     told = CliRunner().invoke(app, ["inspect", str(explained[1])]).stdout
     assert "image: NHWC, 24 x 32 (height x width)" in told
     told = CliRunner().invoke(app, ["inspect", str(explained[1]), "--json"]).stdout
-    assert json.loads(told)["contract"]["input"]["layout"] == "NHWC"
+    assert json.loads(told)["input"]["layout"] == "NHWC"
 
 
 def test_compare_and_explain(explained: tuple[Path, Path], tmp_path: Path) -> None:
