@@ -150,7 +150,7 @@ def test_a_model_equals_torch(export: Any, opset: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_output_is_that_of_the_twin(name: str, files: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "first.onnx", tmp_path / "last.onnx"]
+    paths = (tmp_path / "first.onnx", tmp_path / "last.onnx")
     first, last = (
         ox.instrument(plain, path, outputs="both").contract
         for plain, path in zip(files(name), paths, strict=True)
@@ -204,7 +204,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name: str, files: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "first.onnx", tmp_path / "last.onnx"]
+    paths = (tmp_path / "first.onnx", tmp_path / "last.onnx")
     for plain, path in zip(files("older exporter"), paths, strict=True):
         ox.instrument(plain, path, **OPTIONS[name])
     embedded = "embed_preprocessing" in OPTIONS[name]
@@ -234,7 +234,7 @@ def test_any_size(tmp_path: Path) -> None:
     module = small_vit(dynamic_img_size=True)
     ir.save(to_onnx(module, image_size=(32, 32), multiple=(8, 8)), plain)
     turned(plain, tmp_path / "last.onnx")
-    paths = [tmp_path / "first.x.onnx", tmp_path / "last.x.onnx"]
+    paths = (tmp_path / "first.x.onnx", tmp_path / "last.x.onnx")
     with pytest.raises(ox.UnsupportedModelError, match="takes pictures of any size; give the size"):
         ox.instrument(tmp_path / "last.onnx", paths[1])
     given = {"input": {"size": [32, 32]}}
@@ -344,10 +344,21 @@ def test_channels_are_last_where_the_caller_says_so(tmp_path: Path) -> None:
 )
 def test_refusals(files: Any, tmp_path: Path, dims: list[Any], layout: Any, words: str) -> None:
     plain = with_dims(files, tmp_path / "plain.onnx", dims)
-    given = {} if layout is None else {"contract": {"input": {"layout": layout}}}
+    given = {} if layout is None else {"input": {"layout": layout}}
     with pytest.raises((ox.InputError, ox.UnsupportedModelError), match=words):
-        ox.instrument(plain, tmp_path / "x.onnx", **given)
+        ox.instrument(plain, tmp_path / "x.onnx", contract=given)
     assert not (tmp_path / "x.onnx").exists()
+
+
+def test_another_input(files: Any, tmp_path: Path) -> None:
+    """What is refused has the shapes of the file."""
+    model = onnx.load(files("older exporter")[1])
+    model.graph.input.append(helper.make_tensor_value_info("scale", TensorProto.FLOAT, [1]))
+    onnx.save(model, tmp_path / "plain.onnx")
+    with pytest.raises(
+        ox.UnsupportedModelError, match=r"image \[n,24,32,3\], scale \[1\]; expected"
+    ):
+        ox.instrument(tmp_path / "plain.onnx", tmp_path / "x.onnx")
 
 
 def test_names_that_are_taken(files: Any, tmp_path: Path) -> None:
@@ -451,14 +462,14 @@ def test_compare_and_explain(explained: tuple[Path, Path], tmp_path: Path) -> No
 
 @pytest.mark.parametrize("embedded", [False, True])
 def test_random_weights(embedded: bool, files: Any, tmp_path: Path) -> None:
-    paths = [tmp_path / "first.onnx", tmp_path / "last.onnx"]
+    paths = (tmp_path / "first.onnx", tmp_path / "last.onnx")
     for plain, path in zip(files("older exporter"), paths, strict=True):
         ox.instrument(plain, path, embed_preprocessing=embedded, methods=["gradcam", "attnlrp"])
     assert (
         levels(paths[1]) == levels(paths[0]) == ["behind attention 1", "behind attention 0", "all"]
     )
     for level in (1, 3):
-        changed = [path.with_suffix(f".{level}.onnx") for path in paths]
+        changed = tmp_path / f"first.{level}.onnx", tmp_path / f"last.{level}.onnx"
         for path, to in zip(paths, changed, strict=True):
             randomise(path, to, level, seed=3)
         assert_equal(*changed, photo(1)[0] if embedded else noise(2))
@@ -487,11 +498,11 @@ def test_evaluation_is_that_of_the_twin(tmp_path: Path) -> None:
                 threads=1,
             ).results
         )
-    first, last = ([one["value"] for one in report["values"]] for report in reports)
-    assert len(first) > 20
-    np.testing.assert_allclose(
-        *(np.array(values, np.float64) for values in (last, first)), rtol=ROUNDING, atol=ROUNDING
+    expected, found = (
+        np.array([one["value"] for one in report["values"]], np.float64) for report in reports
     )
+    assert len(expected) > 20
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_a_contract_says_so(explained: tuple[Path, Path]) -> None:
