@@ -40,6 +40,7 @@ def channels_first(model: ir.Model, layout: str | None = None) -> tuple[ir.Model
         return model, layout or "NCHW"
     assert image.shape is not None
     dims = list(image.shape)
+    # Of several inputs `analyse` says the shapes that they have in the file.
     alone = all(v is image or v.name in model.graph.initializers for v in model.graph.inputs)
     if layout is None and (dims[1] == 3 or dims[3] != 3 or not alone):
         return model, "NCHW"
