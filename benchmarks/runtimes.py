@@ -71,7 +71,9 @@ class Case:
             feeds: dict[str, Array] = {spec.name: picture}
         else:
             scaled = (self.pictures / 255 - np.array(spec.mean)) / np.array(spec.std)
-            pixels = scaled.astype(np.float32).transpose(0, 3, 1, 2)
+            pixels = scaled.astype(np.float32)
+            if spec.layout == "NCHW":
+                pixels = pixels.transpose(0, 3, 1, 2)
             feeds = {spec.name: np.ascontiguousarray(pixels)}
         if self.target is not None:
             assert self.contract.target is not None

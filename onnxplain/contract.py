@@ -80,8 +80,9 @@ def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int
 class ImageInput:
     """The image input and the preprocessing that leads to it.
 
-    Its layout is "NCHW", normalised pixel values [batch, 3, height, width], or "HWC": one picture
-    as it is, uint8 [height, width, 3], of any size and RGB, which the graph itself brings there.
+    Its layout is "NCHW", normalised pixel values [batch, 3, height, width]; "NHWC", the same with
+    channels last, [batch, height, width, 3]; or "HWC": one picture as it is, uint8
+    [height, width, 3], of any size and RGB, which the graph itself brings there.
 
     A picture is resized so that its shorter side is `size / crop_pct` (crop mode "center"; "border"
     fits the longer side and pads; "squash" ignores the aspect ratio), cropped to `size`, scaled to

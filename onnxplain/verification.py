@@ -287,7 +287,7 @@ class _Comparison:
             if kinds := sorted({_NUMBER.sub("", name) for name in alone}):
                 self._note(f"only {one.name} has {', '.join(kinds)}")
         image, image2 = first.contract.input, second.contract.input
-        if image.layout != image2.layout:
+        if (image.layout == "HWC") != (image2.layout == "HWC"):
             self._note("one side does the preprocessing in the graph: a grey level may differ")
         for name in ("mean", "std", "crop_pct", "crop_mode", "interpolation", "color_order"):
             if (a := getattr(image, name)) != (b := getattr(image2, name)):

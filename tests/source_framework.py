@@ -101,23 +101,34 @@ class Output(nn.Module):
 
 
 def torchscript(
-    module: nn.Module, path: Path, opset: int, size: Size, outputs: Sequence[str] = ("scores",)
+    module: nn.Module,
+    path: Path,
+    opset: int,
+    size: Size,
+    outputs: Sequence[str] = ("scores",),
+    *,
+    channels_last: bool = False,
 ) -> Path:
     """Exports by torch's older exporter, which records a TorchScript graph."""
     axes = {name: {0: "n"} for name in ("image", *outputs)}
-    return _export(
-        module, path, size, outputs, dynamo=False, opset_version=opset, dynamic_axes=axes
-    )
+    options = {"dynamo": False, "opset_version": opset, "dynamic_axes": axes}
+    return _export(module, path, _shape(size, channels_last), outputs, **options)
 
 
 def with_dynamo(
-    module: nn.Module, path: Path, opset: int, size: Size, outputs: Sequence[str] = ("scores",)
+    module: nn.Module,
+    path: Path,
+    opset: int,
+    size: Size,
+    outputs: Sequence[str] = ("scores",),
+    *,
+    channels_last: bool = False,
 ) -> Path:
     """Exports by torch's current exporter."""
     return _export(
         module,
         path,
-        size,
+        _shape(size, channels_last),
         outputs,
         dynamo=True,
         opset_version=opset,
@@ -127,8 +138,16 @@ def with_dynamo(
     )
 
 
+def _shape(size: Size, channels_last: bool) -> tuple[int, ...]:
+    return (2, *size, 3) if channels_last else (2, 3, *size)
+
+
 def _export(
-    module: nn.Module, path: Path, size: Size, outputs: Sequence[str], **options: Any
+    module: nn.Module,
+    path: Path,
+    shape: tuple[int, ...],
+    outputs: Sequence[str],
+    **options: Any,
 ) -> Path:
     logging.disable(logging.ERROR)  # both exporters tell of their own internals
     try:
@@ -136,7 +155,7 @@ def _export(
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 module,
-                (torch.zeros(2, 3, *size),),
+                (torch.zeros(shape),),
                 str(path),
                 input_names=["image"],
                 output_names=list(outputs),
@@ -174,13 +193,15 @@ def compare_with(source: Source, plain: Path, **given: Any) -> Report:
     path = plain.with_name("explained.onnx")
     report = ox.instrument(plain, path, methods=COMPARED, outputs="both", **given)
     contract = report.contract
+    last = contract.input.layout == "NHWC"
     bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
     for batch in BATCHES:
         generator = torch.Generator().manual_seed(batch)
         images = torch.randn(batch, 3, *contract.input.size, generator=generator).numpy()
         target = (np.arange(batch) * 3 + batch) % contract.classes
-        found = run(path, {"image": images, "target": target})
-        own = run(plain, {"image": images})
+        pictures = images.transpose(0, 2, 3, 1) if last else images
+        found = run(path, {"image": pictures, "target": target})
+        own = run(plain, {"image": pictures})
         arrays = source(images, target, found, contract)
         maps = {map_name(m): compute(m, arrays, bare, {}) for m in contract.methods}
         expected = {**arrays, **maps}

@@ -46,7 +46,9 @@ def compare_relevance(module: nn.Module, plain: Path, **given: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, *contract.input.size, dtype=torch.float64, generator=generator)
     target = (torch.arange(batch) * 3 + 1) % contract.classes
-    feeds = {"image": images.numpy(), "target": target.numpy()}
+    channels_last = contract.input.layout == "NHWC"
+    pictures = images.permute(0, 2, 3, 1) if channels_last else images
+    feeds = {"image": pictures.numpy(), "target": target.numpy()}
     found = run(model, feeds)
 
     module = module.double().requires_grad_(False)
@@ -62,7 +64,7 @@ def compare_relevance(module: nn.Module, plain: Path, **given: Any) -> None:
         **{attention_relevance_name(i): attribution.attention[i] for i in range(last + 1)},
     }
     arrays = {name: t.numpy().reshape(found[name].shape) for name, t in tensors.items()}
-    arrays |= of_torch(module, feeds["image"], feeds["target"], found, contract)
+    arrays |= of_torch(module, images.numpy(), feeds["target"], found, contract)
     bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
     arrays |= {map_name(m): compute(m, arrays, bare, {}) for m in METHODS}
     assert set().union(*contract.methods.values()) <= arrays.keys()

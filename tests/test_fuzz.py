@@ -10,6 +10,7 @@ from random import Random
 
 import onnx
 import pytest
+from channels_last import turned
 from conftest import toy_contract, toy_model
 from hand_written import HandWritten, to_file
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +27,7 @@ LOG = os.environ.get("ONNXPLAIN_FUZZ_LOG")  # a line of JSON for every round
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer in two exporters' hands, and a convolutional network."""
+    """A transformer in two exporters' hands, a convolutional network, and channels last."""
     folder = tmp_path_factory.mktemp("files")
     network = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()),
@@ -35,6 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to_file(HandWritten(), folder / "a.onnx")
     to_file(HandWritten(), folder / "b.onnx", dynamo=True, opset=20)
     to_file(network.eval(), folder / "c.onnx")
+    turned(folder / "a.onnx", folder / "d.onnx")
     return folder
 
 
@@ -56,7 +58,7 @@ fuzzed = settings(
 
 @fuzzed
 @given(
-    which=st.sampled_from("abc"),
+    which=st.sampled_from("abcd"),
     changes=st.lists(st.sampled_from([*MUTATIONS, *BYTES]), min_size=1, max_size=3),
     random=st.randoms(use_true_random=False),
 )

@@ -16,9 +16,7 @@ from source_framework import COMPARED, Arrays, compare_with
 from source_relevance import compare_relevance
 from timm.models.vision_transformer import VisionTransformer
 
-import onnxplain as ox
 from onnxplain.contract import Contract
-from onnxplain.errors import UnsupportedModelError
 from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,
@@ -198,6 +196,8 @@ CASES = {
     "channels first by the exporter": Case(
         channels_first=False, options={"inputs_as_nchw": [0]}, opset=21
     ),
+    "channels last": Case(channels_first=False),
+    "channels last, patches by reshape": Case(channels_first=False, reshaped=True, opset=21),
     "LayerNormalization": Case(fast=False, options={"normalization_mode": "prefer_native"}),
 }
 
@@ -209,16 +209,11 @@ def test_flax(name: str, tmp_path: Path) -> None:
     assert compare_with(case.source, plain).methods == COMPARED
 
 
-def test_channels_last(tmp_path: Path) -> None:
-    plain = Case(channels_first=False).export(tmp_path / "plain.onnx")
-    with pytest.raises(UnsupportedModelError, match="takes them so, and transposes at its start"):
-        ox.instrument(plain, tmp_path / "explained.onnx")
-
-
+@pytest.mark.parametrize("channels_first", [True, False])
 @pytest.mark.parametrize("fast", [True, False])
-def test_relevance(fast: bool, tmp_path: Path) -> None:
+def test_relevance(fast: bool, channels_first: bool, tmp_path: Path) -> None:
     """Normalisation written out, in either way, has the relevance of the operator."""
-    case = Case(fast=fast)
+    case = Case(fast=fast, channels_first=channels_first)
     plain = case.export(tmp_path / "plain.onnx")
     compare_relevance(timm_twin(case.model(case.mix)), plain)
 

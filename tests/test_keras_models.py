@@ -83,12 +83,12 @@ class Taking(torch.nn.Module):
         return self.model(images)
 
 
-def keras_vit(norm: Any) -> tuple[Any, Attention]:
+def keras_vit(norm: Any, channels_last: bool) -> tuple[Any, Attention]:
     """Two blocks on 32x32 pixels, a class token, ten classes; and the last attention."""
     layers = keras.layers
-    images = keras.Input((3, 32, 32))
+    images = keras.Input((32, 32, 3) if channels_last else (3, 32, 32))
     x = layers.Conv2D(WIDTH, 8, 8, data_format="channels_last")(
-        keras.ops.transpose(images, (0, 2, 3, 1))
+        images if channels_last else keras.ops.transpose(images, (0, 2, 3, 1))
     )
     x = ClassToken()(layers.Reshape((PATCHES, WIDTH))(x))
     for _ in range(2):
@@ -106,19 +106,22 @@ def of_keras() -> Any:
 
 
 CASES = {
-    "older exporter": (torchscript, 17, Normalisation),
-    "current exporter": (with_dynamo, 20, Normalisation),
-    "current exporter, normalisation of Keras": (with_dynamo, 20, of_keras),
+    "older exporter": (torchscript, 17, Normalisation, False),
+    "current exporter": (with_dynamo, 20, Normalisation, False),
+    "current exporter, normalisation of Keras": (with_dynamo, 20, of_keras, False),
+    "older exporter, channels last": (torchscript, 17, Normalisation, True),
+    "current exporter, channels last": (with_dynamo, 20, of_keras, True),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_keras(name: str, tmp_path: Path) -> None:
-    export, opset, norm = CASES[name]
-    model, last = keras_vit(norm)
+    export, opset, norm, channels_last = CASES[name]
+    model, last = keras_vit(norm, channels_last)
 
     def source(images: np.ndarray, target: np.ndarray, found: Arrays, contract: Contract) -> Arrays:
         pixels, classes = torch.from_numpy(images), torch.from_numpy(target)
+        pixels = pixels.permute(0, 2, 3, 1) if channels_last else pixels
         taps = torch_taps(model, pixels, classes)
         logits = model(pixels.requires_grad_())
         (features,) = last.entering
@@ -134,5 +137,5 @@ def test_keras(name: str, tmp_path: Path) -> None:
             arrays[attention_gradient_name(i)] = taps.attention_gradient[i]
         return {name: tensor.numpy() for name, tensor in arrays.items()}
 
-    plain = export(model, tmp_path / "plain.onnx", opset, (32, 32))
+    plain = export(model, tmp_path / "plain.onnx", opset, (32, 32), channels_last=channels_last)
     assert compare_with(source, plain).methods == COMPARED

@@ -122,8 +122,9 @@ def broken(kind: str, path: Path) -> None:
         spec = replace(toy_contract().input, name="image")
         helper.set_model_props(model, {KEY: replace(toy_contract(), input=spec).to_json()})
         onnx.save(model, path)
-    elif kind == "layout":
-        spec = replace(toy_contract().input, layout="NHWC")
+    elif kind in ("layout", "channels"):
+        layout = {"layout": "NHCW", "channels": "NHWC"}[kind]
+        spec = replace(toy_contract().input, layout=layout)
         helper.set_model_props(model, {KEY: replace(toy_contract(), input=spec).to_json()})
         onnx.save(model, path)
     elif kind == "weights":
@@ -158,7 +159,8 @@ def broken(kind: str, path: Path) -> None:
         ("damaged", ox.ContractError, "damaged"),
         ("outputs", ox.ContractError, "attention_gradient.0, .* which the graph does not have"),
         ("input", ox.ContractError, "names the input 'image', the graph has pixel_values"),
-        ("layout", ox.ContractError, "image layout 'NHWC'"),
+        ("layout", ox.ContractError, "image layout 'NHCW', this version .* NCHW, NHWC, HWC"),
+        ("channels", ox.ContractError, "'pixel_values' has shape .* says ..any', 'any', 'any', 3"),
         ("weights", ox.ModelError, "expected the file toy.data beside it"),
         ("short weights", ox.ModelError, "truncated or of another model"),
         ("operator", ox.ModelError, "cannot load it .*Unheard"),

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from channels_last import turned
 from double import run
 from small_vits import CONFIGURATIONS, small_vit
 
 import onnxplain as ox
 from benchmarks.portability import ILL_CONDITIONED, bundled, compare, real
 from benchmarks.runtimes import REFERENCE, RUNTIMES, Case, Outputs, Runtime
+from onnxplain.export.plain import to_onnx
 from onnxplain.outputs import METHODS, heatmap_name, map_name
 
 # Of the largest value: float32 in another order of sums.
@@ -85,6 +87,16 @@ def test_pictures_as_they_are(runtime: Runtime, tmp_path: Path) -> None:
     for size, same in ((cropped, SAME), (resized, SAME_RESIZED)):
         pictures = np.random.default_rng(0).integers(0, 256, (1, *size, 3), np.uint8)
         check(runtime, Case(path, pictures, [3]), same)
+
+
+def test_channels_last(runtime: Runtime, tmp_path: Path) -> None:
+    ir.save(to_onnx(small_vit(), image_size=(32, 32)), tmp_path / "first.onnx")
+    plain, path = turned(tmp_path / "first.onnx", tmp_path / "plain.onnx"), tmp_path / "last.onnx"
+    ox.instrument(plain, path, outputs="maps")
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    for case in (Case(path, pictures[:1]), Case(path, pictures, [3, 1])):
+        assert case.contract.input.layout == "NHWC"
+        check(runtime, case)
 
 
 def test_the_bundled_model(runtime: Runtime, garments: list[Case]) -> None:

@@ -72,8 +72,8 @@ def plain(configuration: str) -> ir.Model:
 def program(configuration: str) -> Program:
     module = CONFIGURATIONS[configuration]().double().eval()
     for part in module.modules():
-        if hasattr(part, "inplace"):  # what it overwrites is wanted
-            part.inplace = False
+        if hasattr(part, "inplace"):
+            setattr(part, "inplace", False)  # noqa: B010 - what it would overwrite is wanted
     return Program(module, torch.from_numpy(images(3)))
 
 

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from browser import SCENES, Page, changed
+from channels_last import turned
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -66,6 +67,8 @@ def computed(path: Path, picture: Path, target: int) -> dict[str, Array]:
         pixels: Array = np.array(rgb)
     else:
         pixels = np.stack([preprocess(rgb, contract.input)[0]] * (contract.input.batch or 1))
+    if contract.input.layout == "NHWC":
+        pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
     more = () if contract.targets == 1 else (contract.targets,)
     feeds = {contract.input.name: pixels, "target": np.full((1, *more), target)}
     names = ["logits", *map(map_name, contract.maps)]
@@ -152,6 +155,15 @@ def test_other_files_give_the_numbers_of_python(
     for target in (7, 2):
         page.choose("class", target)
         agree_on_everything(page, path, photo, target)
+
+
+def test_channels_last(page: Page, small: ir.Model, photo: Path, tmp_path: Path) -> None:
+    ir.save(small, tmp_path / "first.onnx")
+    path = tmp_path / "vit.onnx"
+    ox.instrument(turned(tmp_path / "first.onnx", tmp_path / "plain.onnx"), path)
+    page.model(path).picture(photo).choose("class", 7)
+    assert page.error == ""
+    agree_on_everything(page, path, photo, 7)
 
 
 def test_a_model_from_an_address(

@@ -92,6 +92,7 @@ Contract Contract::parse(const std::string& json) {
   };
   Contract contract;
   contract.input = of_input("name").text();
+  contract.layout = of_input("layout").text();
   of_input("size").numbers(contract.size);
   of_input("mean").numbers(contract.mean);
   of_input("std").numbers(contract.std);

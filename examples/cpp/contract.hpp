@@ -8,6 +8,7 @@
 // What the example needs of the JSON document in an explained file's metadata.
 struct Contract {
   std::string input, logits;
+  std::string layout;  // of the input: NCHW, NHWC, or HWC for a picture as it is
   std::string target;  // empty: no output depends on the class
   bool bgr = false;
   std::array<std::int64_t, 2> size{};  // height, width

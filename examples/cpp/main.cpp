@@ -108,7 +108,7 @@ std::vector<std::string> chosen_outputs(const Model& model, Arguments& arguments
 
 // The picture as the model takes it: as it is, or of the model's size and normalised here.
 Input image_input(const Contract& contract, const Picture& picture) {
-  if (contract.input == "image") return {{picture.height, picture.width, 3}, picture.rgb};
+  if (contract.layout == "HWC") return {{picture.height, picture.width, 3}, picture.rgb};
   const auto [height, width] = contract.size;
   if (picture.height != height || picture.width != width) {
     const auto size = [](auto h, auto w) { return std::to_string(w) + "x" + std::to_string(h); };
@@ -118,15 +118,17 @@ Input image_input(const Contract& contract, const Picture& picture) {
   }
   const std::size_t pixels = static_cast<std::size_t>(height * width);
   std::vector<float> values(3 * pixels);
+  const bool last = contract.layout == "NHWC";
   for (std::size_t channel = 0; channel < 3; ++channel) {
     const double mean = contract.mean[channel], scale = contract.std[channel];
     const std::size_t from = contract.bgr ? 2 - channel : channel;
     for (std::size_t i = 0; i < pixels; ++i) {
       const double value = (picture.rgb[3 * i + from] / 255.0 - mean) / scale;
-      values[channel * pixels + i] = static_cast<float>(value);
+      values[last ? 3 * i + channel : channel * pixels + i] = static_cast<float>(value);
     }
   }
-  return {{1, 3, height, width}, std::move(values)};
+  const Shape shape = last ? Shape{1, height, width, 3} : Shape{1, 3, height, width};
+  return {shape, std::move(values)};
 }
 
 void print_classes(const Contract& contract, const Output& logits, std::int64_t top) {

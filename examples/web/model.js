@@ -152,9 +152,11 @@ export class Model {
     }
     const one = preprocess(picture, input, way);
     const batch = input.batch ?? 1; // where it is fixed, it is filled with copies
+    const last = input.layout === "NHWC";
+    const ordered = last ? channelsLast(one) : one;
     const pixels = new Float32Array(batch * one.length);
-    for (let i = 0; i < batch; i++) pixels.set(one, i * one.length);
-    return new ort.Tensor("float32", pixels, [batch, 3, ...input.size]);
+    for (let i = 0; i < batch; i++) pixels.set(ordered, i * one.length);
+    return new ort.Tensor("float32", pixels, last ? [batch, ...input.size, 3] : [batch, 3, ...input.size]);
   }
 
   #map(method, values) {
@@ -178,6 +180,12 @@ export class Model {
     await this.#last;
     await this.#session.release();
   }
+}
+
+/** Pixel values [3, height, width] as [height, width, 3]. */
+function channelsLast(values) {
+  const pixels = values.length / 3;
+  return Float32Array.from(values, (_, i) => values[(i % 3) * pixels + Math.floor(i / 3)]);
 }
 
 /** The first map of an output [batch, rows, columns]; null where there is none. */

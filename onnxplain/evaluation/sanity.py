@@ -139,7 +139,7 @@ def _explain(
 ) -> tuple[NDArray[Any], dict[str, NDArray[np.float32]]]:
     """Logits [B, classes], and the raw maps [B, h, w] of each method with its default options."""
     contract = model.contract
-    if contract.input.layout == "NCHW":
+    if contract.input.layout != "HWC":
         contract = contract.at(batch[0].shape[1:])
     chosen = {method: dispatch.choose(method, contract) for method in methods}
     outputs = {name for own in chosen.values() for name in dispatch.reads(own, contract, {})}

@@ -71,7 +71,8 @@ def instrument(
             `{"prefix": ["cls"], "grid": [14, 14]}`; `readout`, such as
             `{"kind": "cls", "ranges": [[0, 1]]}`; `logits`, the name of the output to explain
             (left out, what a Softmax or Sigmoid at the end makes probabilities of);
-            `input`, as in `preprocessing`.
+            `input`, as in `preprocessing`, with `size` for a graph that takes pictures of any, and
+            `layout`, "NCHW" or "NHWC", for one whose input does not tell where its channels are.
         labels: Class names in order, or a text file with one per line.
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
             0..1), `crop_pct`, `crop_mode`, `interpolation`.

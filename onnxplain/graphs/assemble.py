@@ -10,6 +10,7 @@ from onnxplain.contract import KEY, Contract
 from onnxplain.errors import UnsupportedModelError, UnsupportedOperatorError
 from onnxplain.graphs.attnlrp import attn_lrp
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
+from onnxplain.graphs.channels_last import channels_last
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.heatmaps import heatmap
 from onnxplain.graphs.interface import drop_unused, emit, free_names, target_last
@@ -45,7 +46,13 @@ Walk = tuple[Mapping[str, Rule], dict[str, Sequence[Part]]]
 
 
 def build(model: ir.Model, contract: Contract, *, require_target: bool = False) -> ir.Model:
-    """The explained graph of a contract."""
+    """The explained graph of a contract.
+
+    Args:
+        model: With channels first, whatever the contract's layout is.
+        contract: What the graph is to hold.
+        require_target: Whether the class has no default.
+    """
     if contract.input.multiple is None:
         explained = _build_for(model, contract, require_target)
     else:
@@ -54,6 +61,8 @@ def build(model: ir.Model, contract: Contract, *, require_target: bool = False) 
             contract.input.name,
             contract.input.multiple,
         )
+    if contract.input.layout == "NHWC":
+        channels_last(explained, contract.input.name)
     several = contract.targets > 1  # there are maps alone
     explained.metadata_props[KEY] = (maps_alone(contract) if several else contract).to_json()
     return explained

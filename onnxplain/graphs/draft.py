@@ -113,6 +113,7 @@ def read_labels(labels: Sequence[str] | str | Path, classes: int) -> tuple[str, 
 def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageInput:
     image = ImageInput(
         name=found.image.name or "",
+        layout=found.layout,
         size=found.size,
         multiple=_multiple(found, tokens) if found.any_size else None,
         batch=found.batch,

@@ -22,6 +22,7 @@ from onnx_ir.tape import Tape
 
 from onnxplain.contract import ImageInput
 from onnxplain.errors import InputError
+from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.explained import Explained
 from onnxplain.graphs.interface import free_names
 
@@ -35,7 +36,7 @@ CROP_MODES = ("center", "squash", "border")
 def embed(explained: Explained) -> Explained:
     """The same graphs with a uint8 picture [height, width, 3], RGB, as their input `IMAGE`.
 
-    They take one picture at a time. The graphs are changed in place.
+    They take one picture at a time.
 
     Raises:
         InputError: The file takes more than one picture at once, pictures of any size, or ones that
@@ -59,9 +60,12 @@ def embed(explained: Explained) -> Explained:
         raise InputError(
             f"unknown crop mode {spec.crop_mode!r}; expected one of {', '.join(CROP_MODES)}"
         )
-    for model in explained.models.values():
-        _replace_input(model.graph, spec)
+    models = {}
+    for kind, model in explained.models.items():
+        models[kind], _ = channels_first(model, spec.layout)
+        _replace_input(models[kind].graph, spec)
     changed = dataclasses.replace(spec, name=IMAGE, layout="HWC", batch=1)
+    explained = dataclasses.replace(explained, models=models)
     return explained.with_contracts(lambda own: dataclasses.replace(own, input=changed))
 
 

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxplain.contract import KEY, Contract, Source
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.assemble import build
+from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.free_batch import with_free_batch
@@ -110,8 +111,11 @@ def explain(
     overrides = {**known, **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
+    layout = (overrides.get("input") or {}).get("layout")
     probability = request.score == "probability"
-    model, found, score = with_structure(model, logits, size, probability=probability)
+    model, found, score = with_structure(
+        model, logits, size, layout=layout, probability=probability
+    )
     base = draft(
         model,
         found,
@@ -151,19 +155,22 @@ def with_structure(
     logits: str | None,
     size: tuple[int, int] | None,
     *,
+    layout: str | None = None,
     probability: bool = False,
 ) -> tuple[ir.Model, Structure, str]:
     """What a model is, the model in the form that is explained, and what is explained of a class.
 
-    The form: `normalised`, for any batch where that can be had, and with the logits as an output
-    where it has probabilities.
+    The form: with channels first, `normalised`, for any batch where that can be had, and with the
+    logits as an output where it has probabilities.
 
     Args:
         model: As its exporter wrote it; it is left as it is.
         logits: Name of the output that is explained; None: the one that is found.
         size: Height and width, where the graph takes pictures of any.
+        layout: "NCHW" or "NHWC", where the shape of the input does not tell.
         probability: Whether the probability of a class is explained, and not its logit.
     """
+    model, layout = channels_first(model, layout)
     model = normalised(model, size)
     found = analyse(model, logits, size)
     score = score_of(found) if probability else "logit"
@@ -175,7 +182,7 @@ def with_structure(
         freed = with_free_batch(model, found.image.name or "")
         if freed is not None:
             model, found = freed, analyse(freed, logits, size)
-    return model, found, score
+    return model, dataclasses.replace(found, layout=layout), score
 
 
 def _requested(contract: Contract, request: Request, methods: Iterable[str]) -> Contract:

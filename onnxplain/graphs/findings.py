@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxplain.contract import Contract, ImageInput
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.assemble import build
+from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.choice import refusals
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.explained import with_structure
@@ -136,7 +137,7 @@ def _with_methods(seen: Findings, model: ir.Model, found: Structure) -> Findings
 
 def _costs(model: ir.Model, contract: Contract) -> dict[str, float]:
     """The cost of each method of a contract, counted in the graph that has them all."""
-    explained = build(model, contract)
+    explained, _ = channels_first(build(model, contract), contract.input.layout)
     graph = explained.graph
     image = next(value for value in graph.inputs if value.name == contract.input.name)
     image.shape = ir.Shape([contract.input.batch or 1, 3, *contract.input.size])

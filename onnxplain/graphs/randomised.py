@@ -43,6 +43,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import InputError, UnsupportedModelError
+from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.explained import SINGLE, Explained
 from onnxplain.graphs.interface import drop_unused
 from onnxplain.graphs.reduced import drop_methods, reduced
@@ -158,6 +159,8 @@ def _cascade(explained: Explained) -> Cascade:
     contract = Contract.from_json(model.metadata_props[KEY])
     if contract.input.layout == "HWC":
         _cut_preprocessing(model, contract)
+    else:
+        model, _ = channels_first(model, contract.input.layout)
     graph = model.graph
     image = next(v for v in graph.inputs if v.name == contract.input.name)
     carried = _carried(graph)

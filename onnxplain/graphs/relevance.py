@@ -332,9 +332,9 @@ def first_convolution(other: Rule) -> Rule:
 
 
 def _is_picture(value: ir.Value | None) -> bool:
-    """Whether it is the input of the graph, be it in another precision."""
+    """Whether it is the input of the graph, be it in another precision or layout."""
     node = None if value is None else value.producer()
-    if node is not None and node.op_type == "Cast":
+    if node is not None and node.op_type in ("Cast", "Transpose"):
         return _is_picture(node.inputs[0])
     return value is not None and value.is_graph_input()
 

@@ -49,7 +49,8 @@ class Structure:
     A model without global attention has no layers, `no_attention` says why, and `features` is its
     last feature map, whose rows and columns are the grid of `tokens`.
 
-    `size` is what the picture was bound to, which `any_size` says is one of many.
+    `size` is what the picture was bound to, which `any_size` says is one of many. `layout` is that
+    of the file; `image` has channels first.
     """
 
     image: ir.Value
@@ -66,6 +67,7 @@ class Structure:
     pool: Tap | None = None
     read: Features | None = None
     no_attention: str | None = None
+    layout: str = "NCHW"
 
 
 def analyse(
@@ -89,8 +91,8 @@ def analyse(
     size = fixed or size
     if size is None:
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; give the size that pictures are brought "
-            'to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
+            f"input {image.name} takes pictures of any size; give the size that pictures are "
+            'brought to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
     _check_operators(model)
     _check_input(image, size)
@@ -280,10 +282,9 @@ def _image(graph: ir.Graph) -> ir.Value:
     assert image.shape is not None
     dims = list(image.shape)
     if dims[1] != 3:
-        last = dims[3] == 3
-        hint = ": export a model that takes them so, and transposes at its start" if last else ""
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width]{hint}"
+            f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width] or "
+            "[batch, height, width, 3]"
         )
     if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
@@ -298,7 +299,8 @@ def _check_input(image: ir.Value, size: tuple[int, int]) -> None:
     pixels = math.prod(size) * (batch if isinstance(batch, int) else 1)
     if min(size) < 1 or not 1 <= pixels <= LARGEST_INPUT:
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected from 1 to {LARGEST_INPUT} pixels"
+            f"input {image.name} takes {batch} pictures of {size[0]}x{size[1]}; expected from 1 to "
+            f"{LARGEST_INPUT} pixels"
         )
 
 
@@ -310,8 +312,8 @@ def _fixed_size(image: ir.Value) -> tuple[int, int] | None:
         return height, width
     if isinstance(height, int) or isinstance(width, int):
         raise UnsupportedModelError(
-            f"input {image.name} has shape {image.shape}; expected height and width that are both "
-            "fixed or both free"
+            f"input {image.name} has height {height} and width {width}; expected height and width "
+            "that are both fixed or both free"
         )
     return None
 

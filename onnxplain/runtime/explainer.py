@@ -139,8 +139,8 @@ class Explainer:
         Args:
             images: A path, a PIL image, a uint8 RGB array [H, W, 3], or a list of these; or a
                 float32 array [B, 3, H, W] of already normalised pixel values, of any size that the
-                file takes. Pictures are turned upright by their EXIF orientation; transparent ones
-                are laid on white.
+                file takes, also where it has channels last. Pictures are turned upright by their
+                EXIF orientation; transparent ones are laid on white.
             method: One of `methods`; "auto" takes the best one that the file serves.
             target: The class to explain: None for each image's prediction, an index, a label, or
                 a list with one of these per image.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Model", "NotInstrumentedError"]
 
+_LAYOUTS = ("NCHW", "NHWC", "HWC")
 _ORDINARY = 1e6  # normalised pixel values beyond it may overflow in a sound model
 
 
@@ -83,7 +84,7 @@ class _Graph:
             )
         several = [contract.targets] if contract.targets > 1 else []
         expected: dict[str | None, list[int | None]] = {
-            contract.input.name: [None] * len(contract.input.layout),  # a letter for each
+            contract.input.name: [3 if axis == "C" else None for axis in contract.input.layout],
             contract.target: [None, *several],
             contract.class_weights: [None, *several, contract.classes],
         }
@@ -142,11 +143,6 @@ class Model:
             graph.outputs = _declared(self.contract)
             graph.check(self.contract)
             self._graphs = [graph]
-        if self.contract.input.layout not in ("NCHW", "HWC"):
-            raise ContractError(
-                f"{self.path}: image layout {self.contract.input.layout!r}, this version of "
-                "onnxplain runs NCHW and HWC"
-            )
 
     @property
     def device(self) -> str:
@@ -168,8 +164,9 @@ class Model:
         """Runs the cheapest graph that has the outputs, or those that have them together.
 
         Args:
-            images: B arrays as the contract's input takes them: float32 [3, H, W], normalised and
-                all of one size, or uint8 [H, W, 3]; or one array of them.
+            images: B arrays: float32 [3, H, W], normalised and all of one size, whether channels
+                are first or last in the graph; or uint8 [H, W, 3] where it does the preprocessing;
+                or one array of them.
             asked: What to explain about them.
             outputs: Names from `outputs`; the logits always come along.
             finite: Whether logits of which none are finite are an error.
@@ -235,6 +232,8 @@ class Model:
                 pixels = images
             else:
                 pixels = np.stack([images[i] for i in chosen])
+            if self.contract.input.layout == "NHWC":
+                pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
             if graph.types.get(self.contract.input.name) == "tensor(float16)":
                 pixels = pixels.astype(np.float16)
             feeds[self.contract.input.name] = pixels
@@ -277,6 +276,14 @@ def _refuse_empty(path: Path) -> None:
         raise ModelError(f"{path}: the file is empty")
 
 
+def _refuse_layout(contract: Contract, path: Path) -> None:
+    if contract.input.layout not in _LAYOUTS:
+        raise ContractError(
+            f"{path}: image layout {contract.input.layout!r}, this version of onnxplain runs "
+            f"{', '.join(_LAYOUTS)}"
+        )
+
+
 def _contract_of(graph: _Graph) -> Contract:
     assert graph.session is not None
     text = graph.session.get_modelmeta().custom_metadata_map.get(KEY)
@@ -285,13 +292,16 @@ def _contract_of(graph: _Graph) -> Contract:
             f"{graph.path}: ONNX, but not made by onnxplain; run: onnxplain instrument "
             f"{graph.path} -o explained.onnx"
         )
-    return Contract.from_json(text, where=str(graph.path))
+    contract = Contract.from_json(text, where=str(graph.path))
+    _refuse_layout(contract, graph.path)
+    return contract
 
 
 def _read_bundle(folder: Path) -> tuple[Contract, list[_Graph]]:
     """The contract of a bundle and its graphs, cheapest first."""
     document = folder / BUNDLE_FILE
     contract = Contract.of_bundle(folder)
+    _refuse_layout(contract, document)
     if not isinstance(contract.graphs, dict) or not contract.graphs:
         raise ContractError(f"{document}: names no graphs; make the bundle again")
     unknown = sorted(set(contract.graphs) - set(GRAPH_KINDS))

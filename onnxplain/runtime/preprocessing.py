@@ -249,9 +249,10 @@ def _checked(pixels: NDArray[Any], spec: ImageInput) -> NDArray[np.float32]:
     if pixels.ndim == 4 and pixels.shape[1] == 3 and pixels.size and spec.multiple is not None:
         height, width = spec.at(pixels.shape[2:]).size
     if pixels.ndim != 4 or pixels.shape[1:] != (3, height, width) or not len(pixels):
+        last = " (which are given to the file channels last)" if spec.layout == "NHWC" else ""
         raise InputError(
             f"pixel values of shape {list(pixels.shape)}, expected [B, 3, {height}, {width}] "
-            "normalised; pictures are uint8 [H, W, 3]"
+            f"normalised{last}; pictures are uint8 [H, W, 3]"
         )
     with np.errstate(over="ignore"):  # said below
         pixels = pixels.astype(np.float32, copy=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
+from onnxplain.graphs.channels_last import picture
 from onnxplain.graphs.normal import (  # noqa: F401
     activations,
     attention,
@@ -40,7 +41,7 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
     """
     model = raised(model)
     _check_operators(model)
-    image = _image(model)
+    image = picture(model.graph)  # `analyse` says what is there instead
     if image is None or not any((node.domain, node.op_type) in REWRITES for node in model.graph):
         return model
     assert image.shape is not None
@@ -61,21 +62,10 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
 
 def _rewritten(model: ir.Model, batch: int, size: tuple[int, int] | None) -> ir.Model:
     model = model.clone()
-    image = _image(model)
+    image = picture(model.graph)
     assert image is not None
     rewrite(model, bound(model, image, batch, size))
     return model
-
-
-def _image(model: ir.Model) -> ir.Value | None:
-    """The one input that can be a picture; None where `analyse` will say what is there instead."""
-    initializers = model.graph.initializers
-    pictures = [
-        value
-        for value in model.graph.inputs
-        if value.name not in initializers and value.shape is not None and len(value.shape) == 4
-    ]
-    return pictures[0] if len(pictures) == 1 else None
 
 
 def _check_operators(model: ir.Model) -> None:
