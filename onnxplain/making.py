@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import onnxplain
-from onnxplain.console import complain
+from onnxplain.console import complain, stages
 from onnxplain.options import (
     Checkpoint,
     Debug,
@@ -77,7 +77,8 @@ def export(
     """Export a timm model to an explained ONNX file. Needs the extra `export`."""
     maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     options = given(num_classes=num_classes, pretrained=pretrained or None)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
+    # stdout is for the summary
+    with contextlib.redirect_stdout(sys.stderr), stages() as tell:
         report = onnxplain.export(
             name,
             output,
@@ -96,6 +97,7 @@ def export(
             require_target=require_target,
             embed_preprocessing=embed_preprocessing,
             precision=precision,
+            step=tell,
             **options,
         )
     print_report(report, as_json)

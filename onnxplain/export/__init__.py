@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ def export(
     seed: str = "target",
     require_target: bool = False,
     embed_preprocessing: bool = False,
+    step: Callable[[str, int, int], None] | None = None,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -84,6 +85,7 @@ def export(
             compared with its weights rounded in the same way.
         outputs, map_options, heatmaps, targets, seed, require_target,
             embed_preprocessing: As in `instrument`.
+        step: Called with what is going on, how much of it is done, and of how much.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -120,6 +122,7 @@ def export(
             require_target=require_target,
         ),
         embed_preprocessing=embed_preprocessing,
+        step=step or (lambda what, done, total: None),
         model_kwargs=model_kwargs,
     )
 
