@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress, stages
+from onnxplain.console import (
+    SOME_FAILED,
+    Commands,
+    complain,
+    print_json,
+    progress,
+    resumable,
+    stages,
+)
 from onnxplain.errors import InputError, OnnxplainError
 from onnxplain.making import export, instrument
 from onnxplain.options import (
@@ -331,7 +339,8 @@ def _evaluate(
     debug: Debug = False,
 ) -> None:
     """Find out which map can be trusted: every method on a dataset. Needs the extra `evaluate`."""
-    with stages() as tell:
+    same = "the same command without --restart" if restart else "the same command"
+    with resumable(f"{same} goes on where it stopped"), stages() as tell:
         found = onnxplain.evaluate(
             model,
             dataset,

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 from onnxplain.errors import OnnxplainError
 
-__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "stages"]
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "resumable", "stages"]
 
 SOME_FAILED = 1
 UNUSABLE = 2
@@ -45,8 +45,9 @@ class Commands(TyperGroup):
             status = INTERRUPTED if _interrupted(error) or _stopped.is_set() else UNUSABLE
             if debug:
                 traceback.print_exc()
-            if status == UNUSABLE:
+            if status == UNUSABLE or isinstance(error, _Interrupted):
                 complain(_one_line(error))
+                sys.exit(status)
         if status == INTERRUPTED:
             complain("interrupted")
         sys.exit(status or 0)
@@ -100,6 +101,19 @@ def complain(message: str) -> None:
 
 def print_json(**summary: Any) -> None:
     print(json.dumps(summary, indent=2))
+
+
+class _Interrupted(OnnxplainError):
+    """Ctrl-C in work that can be taken up again."""
+
+
+@contextlib.contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Adds to the message after Ctrl-C how the work goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise _Interrupted(f"interrupted; {how}") from interrupt
 
 
 @contextlib.contextmanager

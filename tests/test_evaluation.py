@@ -21,9 +21,11 @@ import pytest
 from linear_model import write_linear_model
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner
 
 import onnxplain as ox
 from onnxplain import InputError, UnsupportedModelError
+from onnxplain.cli import app
 from onnxplain.evaluation.progress import FILE
 from onnxplain.evaluation.study import Study
 
@@ -331,6 +333,33 @@ def test_a_killed_run_goes_on_where_it_was(
     for name in ("results.json", "results.csv", "index.html"):
         assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name
     assert not list(killed.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("more", "command"),
+    [((), "the same command"), (("--restart",), "the same command without --restart")],
+)
+def test_an_interrupted_run_says_how_it_goes_on(
+    more: tuple[str, ...],
+    command: str,
+    garments: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure, calls = Study.measure, itertools.count()
+
+    def interrupted(self: Study, *arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(Study, "measure", interrupted)
+    asked = ["garments", "--limit", "4", "--methods", "rollout", "--measures", "localisation"]
+    arguments = ["evaluate", str(garments), *asked, "-o", str(tmp_path / "report"), *more]
+    found = CliRunner().invoke(app, arguments)
+    assert (found.exit_code, found.stdout) == (130, "")
+    assert found.stderr == f"onnxplain: interrupted; {command} goes on where it stopped\n"
+    assert pictures_in(tmp_path / "report") == 2
 
 
 def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> None:
