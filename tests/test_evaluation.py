@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -333,6 +334,32 @@ def test_a_killed_run_goes_on_where_it_was(
     for name in ("results.json", "results.csv", "index.html"):
         assert (killed / name).read_bytes() == (undisturbed / name).read_bytes(), name
     assert not list(killed.glob(".*"))
+
+
+def test_what_is_of_too_few_pictures_says_so(garments: Path, tmp_path: Path) -> None:
+    asked = ["garments", "--limit", "7", "--sanity-pictures", "3", "--methods", "rollout"]
+    asked += ["--measures", "localisation,sanity", "-o", str(tmp_path)]
+    found = CliRunner().invoke(app, ["evaluate", str(garments), *asked])
+    row, note = found.stdout.splitlines()[-3:-1]
+    assert row.split() == ["rollout", "1.0", "3", "of", "3", "0", "no", "-", "yes"]
+    assert note == "-: not measured, or on fewer than 6 pictures, of which there is no interval"
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    dash = '<td class="absent" title="fewer than 6 pictures">&ndash;'
+    (ranking,) = re.findall('<table class="ranking">.*?</table>', page, re.DOTALL)
+    assert ranking.count(dash) == page.count(dash) == 1
+    # Of rollout and the two baselines.
+    assert page.count('<small title="fewer than 6 pictures">no interval</small>') == 3
+    assert "not measured, or on fewer than 6 pictures" in page
+
+
+def test_nothing_is_answered_of_too_few_pictures(garments: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": ["rollout"], "measures": ["localisation"], "limit": 5}
+    found = ox.evaluate(garments, "garments", tmp_path, device="cpu", **options)
+    (verdict,) = found.results["verdicts"]
+    assert verdict["doubt"] == "was measured on fewer than 6 pictures, too few to compare"
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    dash = '<td class="absent" title="fewer than 6 pictures">&ndash;'
+    assert page.count(dash) == 2  # against random maps, against a centre blob
 
 
 @pytest.mark.parametrize(
