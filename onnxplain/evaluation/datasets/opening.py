@@ -21,6 +21,7 @@ from onnxplain.evaluation.datasets.mask_files import MASK_SUFFIXES, MaskFiles
 from onnxplain.evaluation.datasets.samples import MaskFile, Object, Sample
 from onnxplain.evaluation.datasets.table import read_table
 from onnxplain.inputs import PICTURE_SUFFIXES
+from onnxplain.runtime.targets import GIVE_LABELS
 
 __all__ = ["BUNDLED", "Dataset", "open_dataset"]
 
@@ -98,7 +99,7 @@ def open_dataset(
     if isinstance(source, str) and source in BUNDLED:
         if masks is not None or mask_labels is not None:
             raise InputError(f"{source} has masks of its own; give none (--masks, --mask-labels)")
-        return _bundled(source, contract, names, _SCENES if limit is None else limit, seed)
+        return _bundled(source, names, _SCENES if limit is None else limit, seed)
     mask_files = MaskFiles(masks, mask_labels, names)
     samples = _samples(Path(source), names, mask_files)
     _check_masks(samples, mask_files, mask_labels)
@@ -114,9 +115,9 @@ def open_dataset(
     )
 
 
-def _bundled(source: str, contract: Contract, names: ClassNames, count: int, seed: int) -> Dataset:
-    if contract.labels is None:
-        raise InputError(f"{source}: the model has no labels to match; give them to its export")
+def _bundled(source: str, names: ClassNames, count: int, seed: int) -> Dataset:
+    if not names.labelled:
+        raise InputError(f"{source}: the model has no labels to match; {GIVE_LABELS}")
     classes = list(names.indices(LABELS, what=f"{source}: garments").values())
 
     def draw() -> Iterator[Sample]:
