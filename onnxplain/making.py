@@ -46,7 +46,9 @@ __all__ = ["export", "instrument"]
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="timm name, such as vit_base_patch16_224.")
+    ],
     output: ModelOutput,
     checkpoint: Checkpoint = None,
     num_classes: NumClasses = None,
@@ -107,13 +109,26 @@ def instrument(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
     output: ModelOutput,
     mean: Annotated[
-        str | None, typer.Option(metavar="R,G,B", help="Subtracted from pixels in 0..1.")
+        str | None,
+        typer.Option(
+            metavar="R,G,B",
+            help="Subtracted from pixels in 0..1, such as 0.5,0.5,0.5. Default: ImageNet's.",
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Divides the rest.")] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,G,B",
+            help="Divides the rest, such as 0.5,0.5,0.5. Default: ImageNet's.",
+        ),
+    ] = None,
     crop_pct: Annotated[
-        float | None, typer.Option(help="Crop's share of the resized side.")
+        float | None,
+        typer.Option(help="Crop's share of the resized side, such as 0.9. Default: 1."),
     ] = None,
-    interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
+    interpolation: Annotated[
+        str | None, typer.Option(help="bicubic, bilinear, nearest, ... Default: bicubic.")
+    ] = None,
     img_size: ImageSize = None,
     labels: Labels = None,
     logits: Logits = None,
