@@ -13,6 +13,7 @@ from onnxplain import console
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time as it is set by hand, in seconds."""
     clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(console, "_LEAST_QUIET", 10)
     monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 

@@ -258,13 +258,18 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """About pictures; a slow machine has lines that say how it goes on, too."""
+    return [line for line in done.stderr.splitlines() if ".png" in line]
+
+
 def test_broken_pictures_are_named_and_the_rest_counts(garments: Path, tmp_path: Path) -> None:
     bad = scenes(tmp_path / "data", 100, 5)
     asked = ("--methods", "rollout", "--measures", "perturbation", "--device", "cpu")
     done = run(garments, tmp_path / "data", "-o", tmp_path / "report", *asked)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
+    lines = complaints(done)
     assert len(lines) == len(bad) == 5
     for name, line in zip(bad, lines, strict=True):
         assert name in line
@@ -276,7 +281,7 @@ def test_broken_pictures_are_named_and_the_rest_counts(garments: Path, tmp_path:
     assert all(name in page for name in bad)
     # Nothing is left to do, but they are still named.
     again = run(garments, tmp_path / "data", "-o", tmp_path / "report", *asked)
-    assert (again.returncode, again.stderr) == (1, done.stderr)
+    assert (again.returncode, complaints(again)) == (1, lines)
 
 
 def pictures_in(folder: Path) -> int:

@@ -164,7 +164,7 @@ def test_progress_of_an_early_version_goes_on(garments: Path, tmp_path: Path) ->
 
 
 def test_an_error_of_the_disk_says_what_it_is(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, {}, restart=False)
+    progress = Progress(tmp_path, {}, [""], restart=False)
     with contextlib.closing(progress):
         progress._database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOSPC}\] database or disk is full"):
@@ -237,9 +237,27 @@ def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
     picture(tmp_path / "data/a.png")
     evaluate(garments, tmp_path / "data", tmp_path / "report")
     picture(tmp_path / "data/a.png", grey=1)
-    with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
+    with pytest.raises(InputError, match=r"of a\.png before its picture or mask changed; choose"):
         evaluate(garments, tmp_path / "data", tmp_path / "report")
     evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+    picture(tmp_path / "data/b.png")
+    with pytest.raises(InputError, match="or of this one with other pictures, labels or masks"):
+        evaluate(garments, tmp_path / "data", tmp_path / "report")
+
+
+def test_a_picture_that_was_repaired(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        picture(tmp_path / f"data/{name}.png", grey=ord(name))
+    evaluate(garments, tmp_path / "data", tmp_path / "undisturbed")
+    (tmp_path / "data/b.png").write_bytes(b"no picture")
+    first = evaluate(garments, tmp_path / "data", tmp_path / "report")
+    assert [name for name, _ in first.failures] == ["b.png"]
+    picture(tmp_path / "data/b.png", grey=ord("b"))
+    assert evaluate(garments, tmp_path / "data", tmp_path / "report").failures == ()
+    for name in REPORT:
+        expected = (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "report" / name).read_bytes() == expected
 
 
 def test_a_picture_that_failed_is_tried_again(

@@ -194,7 +194,8 @@ def evaluate(
     identity = {"format": FORMAT, **settings, "model": digest, "dataset": data.identity}
     tell = step or (lambda what, done, total: None)
     with _folder(output) as folder:
-        progress = Progress(folder, {**identity, "versions": versions()}, restart=restart)
+        identity["versions"] = versions()
+        progress = Progress(folder, identity, data.stamps, restart=restart)
         with contextlib.closing(progress), _scratch(folder) as scratch:
             chosen = spread(len(data), sanity_pictures) if level_names else []
             work = Work(explainer, data, layout, progress, scratch, source, settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,16 @@ class Dataset:
 
     Attributes:
         name: what the report calls it.
-        identity: changes when anything does that results depend on: pictures, labels, masks.
+        identity: changes when anything does that results depend on: which pictures, labels and
+            masks there are. Not when a file changes:
+        stamps: of each sample, changes when its picture or masks do.
         count: how many samples there are.
         draw: makes them, from the first on.
     """
 
     name: str
     identity: str
+    stamps: Sequence[str]
     count: int
     draw: Callable[[], Iterator[Sample]]
 
@@ -110,6 +113,7 @@ def open_dataset(
     return Dataset(
         name=Path(source).resolve().name,
         identity=identity,
+        stamps=[_stamps(sample) for sample in samples],
         count=len(samples),
         draw=lambda: map(mask_files.resolved, samples),
     )
@@ -129,7 +133,7 @@ def _bundled(source: str, names: ClassNames, count: int, seed: int) -> Dataset:
             yield Sample(name=f"{source} {number}", image=image, objects=tuple(objects))
 
     identity = _identity(source, classes, count, seed)
-    return Dataset(name=source, identity=identity, count=count, draw=draw)
+    return Dataset(name=source, identity=identity, stamps=[""] * count, count=count, draw=draw)
 
 
 def _scenes(source: str, count: int, seed: int) -> Iterator[_Scene]:
@@ -203,8 +207,14 @@ def _described(sample: Sample) -> list[Any]:
     for thing in sample.objects:
         objects.append(thing.label)
         if isinstance(thing.mask, MaskFile):
-            objects += [thing.mask.path.name, thing.mask.value, _stamp(thing.mask.path)]
-    return [sample.name, _stamp(sample.image), objects]
+            objects += [thing.mask.path.name, thing.mask.value]
+    return [sample.name, objects]
+
+
+def _stamps(sample: Sample) -> str:
+    """Those of the files that it is made of."""
+    masks = [thing.mask.path for thing in sample.objects if isinstance(thing.mask, MaskFile)]
+    return json.dumps([_stamp(path) for path in (sample.image, *masks)])
 
 
 def _stamp(file: Any) -> list[int] | None:
