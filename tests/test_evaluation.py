@@ -400,10 +400,19 @@ def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> N
         return ox.evaluate(garments, "garments", tmp_path, device="cpu", **{**options, **changes})
 
     first = small()
-    with pytest.raises(InputError, match=r"holds an evaluation with seed 0, this one has 1"):
+    with pytest.raises(InputError, match=r"holds an evaluation with seed 0 \(this one: 1\)"):
         small(seed=1)
-    with pytest.raises(InputError, match="limit 2, this one has 3"):
-        small(limit=3)
+    with pytest.raises(InputError) as caught:
+        small(limit=None, fills=["zero", "road"], sanity_pictures=64)
+    assert str(caught.value) == (
+        f"{tmp_path}: holds an evaluation with fills zero (this one: zero,road), limit 2 (this "
+        "one: none), sanity_pictures 32 (this one: 64); choose another folder, or start again "
+        "(--restart)"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ox, "__version__", "9")
+        with pytest.raises(InputError, match=r"with onnxplain [\d.]+ \(this one: 9\); choose"):
+            small()
     assert small().results == first.results
     assert small(seed=1, restart=True).results != first.results
     # How often pictures are drawn for the intervals changes nothing that is kept.

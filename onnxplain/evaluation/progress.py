@@ -116,12 +116,16 @@ class Progress:
                 )
 
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-        name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
-        if name in _DIGESTS:
-            holds = f"of {_DIGESTS[name]}"
-        else:
-            found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
-            holds = f"with {name} {found}, this one has {expected}"
+        """What differs, with both values; a digest only where it alone does, as it depends on
+        settings too."""
+        before, now = _flat(known), _flat(wanted)
+        changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+        told = ", ".join(
+            f"{name} {_said(before.get(name))} (this one: {_said(now.get(name))})"
+            for name in changed
+            if name not in _DIGESTS
+        )
+        holds = f"with {told}" if told else f"of {_DIGESTS[changed[0]]}"
         return f"{self._path.parent}: holds an evaluation {holds}; {_WAYS_OUT}"
 
     @contextlib.contextmanager
@@ -229,5 +233,16 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _brief(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."
+def _flat(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The values of settings, and those of each mapping (versions) by their own names."""
+    flat: dict[str, Any] = {}
+    for name, text in settings.items():
+        value = json.loads(text)
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
