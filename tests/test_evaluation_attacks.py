@@ -75,8 +75,23 @@ def test_localisation_of_masks_without_objects_is_an_error(garments: Path, tmp_p
         (tmp_path / name).mkdir()
         picture(tmp_path / f"{name}/a.png", grey=0)
     folders = {"dataset": tmp_path / "data", "masks": tmp_path / "masks"}
-    with pytest.raises(InputError, match="as no mask shows an object in what the model sees; mend"):
+    with pytest.raises(InputError, match="as no mask shows an object and a background in what the"):
         evaluate(garments, folder=None, measures=["localisation"], **folders)
+
+
+def test_an_object_that_is_all_that_the_model_sees_is_not_localised(
+    garments: Path, tmp_path: Path
+) -> None:
+    rows = ["path,label,mask,mask_value"]
+    for name, background in (("all", 7), ("half", 0)):
+        picture(tmp_path / f"{name}.png")
+        mask = np.full((64, 64), 7, np.uint8)
+        mask[:32] = background
+        Image.fromarray(mask).save(tmp_path / f"mask-{name}.png")
+        rows.append(f"{name}.png,bag,mask-{name}.png,7")
+    (tmp_path / "data.csv").write_text("\n".join(rows))
+    found = evaluate(garments, tmp_path / "data.csv", None, measures=["localisation"])
+    assert found.value("rollout", "pointing_game").count == 1
 
 
 def test_a_link_as_the_folder(garments: Path, tmp_path: Path) -> None:

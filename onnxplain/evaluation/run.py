@@ -220,7 +220,7 @@ def evaluate(
             )
             if not document["measures"]:
                 lack = (
-                    "as no mask shows an object in what the model sees; mend them"
+                    "as no mask shows an object and a background in what the model sees; mend them"
                     if document["dataset"]["with_masks"]
                     else "without masks; give them (--masks, or a CSV's column mask)"
                 )

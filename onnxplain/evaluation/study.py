@@ -324,8 +324,8 @@ class Study:
         maps: Mapping[tuple[str, int], Map],
     ) -> None:
         for i, (one, mask) in enumerate(zip(sample.objects, masks, strict=True)):
-            if mask is None or not (mask == 1).any():
-                continue  # nothing of it is left in what the model sees
+            if mask is None or not (mask == 1).any() or not (mask == 0).any():
+                continue  # nothing of it is left in what the model sees, or nothing else
             others = [m for j, m in enumerate(masks) if j != i and m is not None]
             label = predicted if one.label is None else one.label
             for method in self._layout.methods:
