@@ -62,7 +62,8 @@ def export(
 
     Args:
         model: A timm name ("vit_tiny_patch16_224", "hf-hub:owner/name") or a module that maps
-            [batch, 3, height, width] to logits [batch, classes]. The module is left as it was.
+            [batch, 3, height, width] to logits [batch, classes]. It is exported in evaluation mode,
+            and left as it was: in training mode, say, on its device, in its precision.
         path: `NAME.onnx` for one file with exactly `methods`, anything else for a folder with one
             graph per kind of method that share their weights.
         checkpoint: Weights in .safetensors or as saved by torch.save, which must fit.
