@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from onnxplain.contract import Contract
+from onnxplain.differences import rank_correlation
 from onnxplain.errors import ImageError
 from onnxplain.evaluation import localisation, perturbation
 from onnxplain.evaluation.baselines import center_gaussian, random_map, seed_of
 from onnxplain.evaluation.datasets import Sample
 from onnxplain.evaluation.measures import BASELINES, CENTER_GAUSSIAN, RANDOM, TENTHS, Measure
-from onnxplain.evaluation.sanity import rank_correlation
 from onnxplain.outputs import METHODS
 from onnxplain.runtime.explainer import Explainer
 from onnxplain.runtime.explanation import upsample
