@@ -24,7 +24,7 @@ from PIL import Image
 import onnxplain as ox
 from benchmarks.runtimes import REFERENCE, RUNTIMES, Case, Runtime
 from onnxplain.demo.scenes import two_garment_scenes
-from onnxplain.differences import ranks
+from onnxplain.differences import rank_correlation
 from onnxplain.outputs import map_name
 
 __all__ = ["BUNDLED", "ILL_CONDITIONED", "PAGE", "Difference", "bundled", "compare", "main", "real"]
@@ -58,7 +58,7 @@ class Difference:
         return cls(
             largest=float(np.abs(apart).max() / (np.abs(theirs).max() or 1)),
             l2=float(np.linalg.norm(apart) / (np.linalg.norm(theirs) or 1)),
-            spearman=_spearman(ours, theirs),
+            spearman=rank_correlation(ours, theirs),
         )
 
 
@@ -69,14 +69,6 @@ def compare(found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[s
         ValueError: An output has another shape.
     """
     return {name: Difference.between(found[name], expected[name]) for name in found}
-
-
-def _spearman(a: Array, b: Array) -> float:
-    first, second = ranks(a), ranks(b)
-    spread = float(first.std() * second.std())
-    if not spread:  # of a blank map
-        return float(np.array_equal(a, b))
-    return float(((first - first.mean()) * (second - second.mean())).mean() / spread)
 
 
 def bundled() -> list[Case]:

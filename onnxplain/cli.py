@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import onnxplain
-from onnxplain.console import SOME_FAILED, Commands, complain, print_json, progress, stages
+from onnxplain.console import (
+    SOME_FAILED,
+    Commands,
+    complain,
+    print_json,
+    progress,
+)
 from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.evaluating import evaluate
 from onnxplain.making import export, instrument
 from onnxplain.options import (
     Alpha,
@@ -32,7 +39,6 @@ from onnxplain.options import (
     Pretrained,
     StartLayer,
     given,
-    read_names,
     read_size,
     read_weights,
     sized,
@@ -40,7 +46,6 @@ from onnxplain.options import (
 from onnxplain.reporting import (
     print_contract,
     print_demo,
-    print_evaluation,
     print_explanation,
     print_findings,
     print_verification,
@@ -86,13 +91,18 @@ def _explain(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder; or a file, for one picture.")
     ],
-    method: Annotated[str, typer.Option(help="auto: the best that the file has.")] = "auto",
+    method: Annotated[
+        str, typer.Option(help="A method, such as rollout; auto: the best of the file.")
+    ] = "auto",
     target: Annotated[
-        str | None, typer.Option(help="Class, label or number. Default: each one's prediction.")
+        str | None, typer.Option(help="Label or number. Default: each picture's prediction.")
     ] = None,
     weight: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLASS=NUMBER", help="Instead: of a sum of logits; repeat it."),
+        typer.Option(
+            metavar="CLASS=NUMBER",
+            help="Instead of a class a sum of logits: cat=1, and again dog=-1. Default: none.",
+        ),
     ] = None,
     kind: Annotated[
         Literal["overlay", "heatmap", "npy"], typer.Option(help="What to write.")
@@ -171,7 +181,10 @@ def _compare(
         int, typer.Option(min=1, max=10, help="So many likeliest classes, a row each.")
     ] = 2,
     target: Annotated[
-        list[str] | None, typer.Option(help="Class, label or number, instead; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="Label or number instead; may be repeated. Default: the --top likeliest."
+        ),
     ] = None,
     device: Device = "auto",
     img_size: ImageSize = None,
@@ -223,7 +236,10 @@ def _compare(
 
 @app.command("inspect")
 def _inspect(
-    model: Model, img_size: ImageSize = None, as_json: Json = False, debug: Debug = False
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Any .onnx file, or a bundle.")],
+    img_size: ImageSize = None,
+    as_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Print what an explained file says of itself, or what could be explained of another file.
 
@@ -246,16 +262,20 @@ def _inspect(
 def _verify(
     model: Model,
     against: Annotated[
-        str | None, typer.Option(metavar="OTHER", help="Another file or bundle, or timm:NAME.")
+        str | None,
+        typer.Option(metavar="OTHER", help="Other file, bundle or timm:NAME. Default: MODEL."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="What runs MODEL; OTHER, or MODEL itself, is run on the CPU.")
     ] = "cpu",
     image: Annotated[
-        list[Path] | None, typer.Option(help="A picture, beside random ones; may be repeated.")
+        list[Path] | None,
+        typer.Option(help="A picture, beside random ones; may be repeated. Default: none."),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Random pictures. Default: 2.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Which random pictures.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Which random pictures. Default: 0.")
+    ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference by an output's largest value.")
     ] = 1e-4,
@@ -284,77 +304,7 @@ def _verify(
     raise typer.Exit(0 if report.within else SOME_FAILED)
 
 
-@app.command("evaluate")
-def _evaluate(
-    model: Model,
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            metavar="DATASET", help="Folder per class, CSV, garments or garments-pairs."
-        ),
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder of the report; a run goes on in it.")
-    ],
-    methods: Annotated[
-        str | None, typer.Option(help="a,b,c: methods to compare. Default: all that it has.")
-    ] = None,
-    measures: Annotated[
-        str | None,
-        typer.Option(help="Some of perturbation, insertion_deletion, localisation, sanity."),
-    ] = None,
-    fill: Annotated[
-        str, typer.Option(help="In place of removed pixels: zero, mean, blur, road.")
-    ] = "zero",
-    steps: Annotated[int, typer.Option(min=1, help="Of insertion and deletion.")] = 16,
-    masks: Annotated[
-        Path | None, typer.Option(help="Folder of masks, named as the pictures.")
-    ] = None,
-    mask_labels: Annotated[
-        Path | None, typer.Option(help="Text file, line i the class of value i of the masks.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="So many pictures, drawn at random.")
-    ] = None,
-    sanity_pictures: Annotated[
-        int, typer.Option(min=0, help="So many for the randomisation of weights.")
-    ] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of every random choice.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Pictures in a run of the model.")] = 32,
-    device: Device = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Of onnxruntime.")] = None,
-    img_size: ImageSize = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what an earlier run left in the folder.")
-    ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Find out which map can be trusted: every method on a dataset. Needs the extra `evaluate`."""
-    with stages() as tell:
-        found = onnxplain.evaluate(
-            model,
-            dataset,
-            output,
-            methods=read_names(methods),
-            measures=read_names(measures),
-            fills=read_names(fill) or (),
-            steps=steps,
-            masks=masks,
-            mask_labels=mask_labels,
-            limit=limit,
-            sanity_pictures=sanity_pictures,
-            seed=seed,
-            batch_size=batch_size,
-            device=device,
-            threads=threads,
-            **sized(img_size),
-            restart=restart,
-            on_error=lambda name, error: complain(f"{name}: {error}"),
-            step=tell,
-        )
-    print_evaluation(found, as_json)
-    raise typer.Exit(SOME_FAILED if found.failures else 0)
+app.command("evaluate")(evaluate)
 
 
 @app.command("demo")

@@ -1,4 +1,4 @@
-"""How the command line talks and ends: exit statuses, one-line errors, summaries, a bar."""
+"""How the command line talks and ends: exit statuses, one-line errors, summaries, progress."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,11 +20,12 @@ from typer.core import TyperGroup
 
 from onnxplain.errors import OnnxplainError
 
-__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "stages"]
+__all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "resumable", "stages"]
 
 SOME_FAILED = 1
 UNUSABLE = 2
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+_LEAST_QUIET, _MOST_QUIET = 10, 300  # seconds between lines of progress in a log
 
 
 class Commands(TyperGroup):
@@ -43,8 +45,9 @@ class Commands(TyperGroup):
             status = INTERRUPTED if _interrupted(error) or _stopped.is_set() else UNUSABLE
             if debug:
                 traceback.print_exc()
-            if status == UNUSABLE:
+            if status == UNUSABLE or isinstance(error, _Interrupted):
                 complain(_one_line(error))
+                sys.exit(status)
         if status == INTERRUPTED:
             complain("interrupted")
         sys.exit(status or 0)
@@ -100,9 +103,22 @@ def print_json(**summary: Any) -> None:
     print(json.dumps(summary, indent=2))
 
 
+class _Interrupted(OnnxplainError):
+    """Ctrl-C in work that can be taken up again."""
+
+
+@contextlib.contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Adds to the message after Ctrl-C how the work goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise _Interrupted(f"interrupted; {how}") from interrupt
+
+
 @contextlib.contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while work goes on, if that is a terminal; gives what each step calls.
+    """Tells on stderr how work goes on; gives what each step calls.
 
     A step raises `KeyboardInterrupt` where Ctrl-C came before and got lost.
     """
@@ -114,14 +130,12 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 @contextlib.contextmanager
 def stages() -> Iterator[Callable[[str, int, int], None]]:
-    """The same for work in stages: is told what is going on, how much is done, and of how much."""
+    """The same for work in stages: is told what is going on, how much is done, and of how much.
 
-    def heed() -> None:
-        if _stopped.is_set():
-            raise KeyboardInterrupt
-
+    On a terminal a bar, elsewhere (a log) few lines.
+    """
     if not sys.stderr.isatty():
-        yield lambda what, done, total: heed()
+        yield _Lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -131,9 +145,49 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
         tasks: dict[str, Any] = {}
 
         def tell(what: str, done: int, total: int) -> None:
-            heed()
+            _heed()
             if what not in tasks:
+                for task in bar.tasks:  # the stages before are over
+                    bar.update(task.id, completed=task.total)
                 tasks[what] = bar.add_task(what, total=total)
             bar.update(tasks[what], completed=done)
 
         yield tell
+
+
+def _heed() -> None:
+    if _stopped.is_set():
+        raise KeyboardInterrupt
+
+
+class _Lines:
+    """A line at each stage and each tenth of one, and at least every some minutes, but none soon
+    after another, so that short work says nothing."""
+
+    def __init__(self) -> None:
+        self._told_at = time.monotonic()
+        self._what = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        _heed()
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._tenth = what, -1
+            self._start, self._before = now, done  # an earlier run may have done some
+        quiet, tenth = now - self._told_at, 10 * done // max(total, 1)
+        if quiet < _LEAST_QUIET or (tenth == self._tenth and quiet < _MOST_QUIET):
+            return
+        self._told_at, self._tenth = now, tenth
+        line = what if total == 1 else f"{what}: {done} of {total}"
+        if self._before < done < total:
+            left = (now - self._start) / (done - self._before) * (total - done)
+            line += f", about {_duration(left)} left"
+        complain(line)
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which it has two."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

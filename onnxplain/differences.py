@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.outputs import DEGENERATE_SPAN, METHODS
+from onnxplain.errors import InputError
+from onnxplain.outputs import METHODS
+from onnxplain.runtime.explanation import is_degenerate
 
 __all__ = [
     "RELEVANCE_L2",
@@ -18,7 +20,7 @@ __all__ = [
     "Difference",
     "is_relevance",
     "measure",
-    "ranks",
+    "rank_correlation",
 ]
 
 TOLERANCE = 1e-4
@@ -100,7 +102,7 @@ def measure(
     spearman = None
     if _method_of(output):
         maps = (values.reshape(-1, math.prod(values.shape[-2:])) for values in (a, b))
-        spearman = min(map(_spearman, *maps))
+        spearman = min(map(rank_correlation, *maps))
     if is_relevance(output):
         within = relative_l2 <= RELEVANCE_L2 and (
             spearman is None or spearman >= RELEVANCE_SPEARMAN
@@ -132,15 +134,33 @@ def is_relevance(output: str) -> bool:
     return any("relevance" in name for name in made_of)
 
 
-def _spearman(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Rank correlation; 1 of two maps that are constant up to rounding, 0 if only one is."""
-    blank = [np.ptp(values) <= DEGENERATE_SPAN * np.abs(values).max() for values in (one, other)]
-    if any(blank):
-        return float(all(blank))
-    return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
+def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Spearman's rank correlation of two raw maps; equal values share their mean rank.
+
+    A map is degenerate where it is not finite, or constant up to rounding (its span at most 1e-5 of
+    its largest magnitude). Two degenerate maps agree, one with another map does not.
+
+    Args:
+        a, b: Of the same shape, such as [h, w].
+
+    Returns:
+        -1..1; 1 if both are degenerate, 0 if one is.
+
+    Raises:
+        InputError: The shapes differ.
+    """
+    if a.shape != b.shape:
+        raise InputError(f"maps of shapes {list(a.shape)} and {list(b.shape)}; expected the same")
+    degenerate = [is_degenerate(a), is_degenerate(b)]
+    if any(degenerate):
+        return float(all(degenerate))
+    first, second = _ranks(a), _ranks(b)
+    if np.array_equal(first, second):
+        return 1.0  # where rounding gives a little less
+    return float(np.corrcoef(first, second)[0, 1])
 
 
-def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     """The rank of each value; equal ones, such as those that a relu cut off, share their mean."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     means: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2

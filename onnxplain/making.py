@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import onnxplain
-from onnxplain.console import complain
+from onnxplain.console import complain, stages
 from onnxplain.options import (
     Checkpoint,
     Debug,
@@ -46,7 +46,9 @@ __all__ = ["export", "instrument"]
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="timm name of the model.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="timm name, such as vit_base_patch16_224.")
+    ],
     output: ModelOutput,
     checkpoint: Checkpoint = None,
     num_classes: NumClasses = None,
@@ -77,7 +79,8 @@ def export(
     """Export a timm model to an explained ONNX file. Needs the extra `export`."""
     maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     options = given(num_classes=num_classes, pretrained=pretrained or None)
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the summary
+    # stdout is for the summary
+    with contextlib.redirect_stdout(sys.stderr), stages() as tell:
         report = onnxplain.export(
             name,
             output,
@@ -96,6 +99,7 @@ def export(
             require_target=require_target,
             embed_preprocessing=embed_preprocessing,
             precision=precision,
+            step=tell,
             **options,
         )
     print_report(report, as_json)
@@ -105,13 +109,26 @@ def instrument(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
     output: ModelOutput,
     mean: Annotated[
-        str | None, typer.Option(metavar="R,G,B", help="Subtracted from pixels in 0..1.")
+        str | None,
+        typer.Option(
+            metavar="R,G,B",
+            help="Subtracted from pixels in 0..1, such as 0.5,0.5,0.5. Default: ImageNet's.",
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(metavar="R,G,B", help="Divides the rest.")] = None,
+    std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,G,B",
+            help="Divides the rest, such as 0.5,0.5,0.5. Default: ImageNet's.",
+        ),
+    ] = None,
     crop_pct: Annotated[
-        float | None, typer.Option(help="Crop's share of the resized side.")
+        float | None,
+        typer.Option(help="Crop's share of the resized side, such as 0.9. Default: 1."),
     ] = None,
-    interpolation: Annotated[str | None, typer.Option(help="bicubic, bilinear, ...")] = None,
+    interpolation: Annotated[
+        str | None, typer.Option(help="bicubic, bilinear, nearest, ... Default: bicubic.")
+    ] = None,
     img_size: ImageSize = None,
     labels: Labels = None,
     logits: Logits = None,

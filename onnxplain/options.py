@@ -45,18 +45,33 @@ __all__ = [
     "sized",
 ]
 
-Checkpoint = Annotated[Path | None, typer.Option(help="Weights, .safetensors or .pth.")]
-NumClasses = Annotated[int | None, typer.Option(min=1, help="Classes of the checkpoint.")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download weights.")]
+Checkpoint = Annotated[
+    Path | None, typer.Option(help="Weights, .safetensors or .pth. Default: none (random).")
+]
+NumClasses = Annotated[
+    int | None, typer.Option(min=1, help="Classes of the weights. Default: the model's own.")
+]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Explained .onnx file or bundle.")]
 ModelOutput = Annotated[
     Path, typer.Option("-o", "--output", help="NAME.onnx: one file. Else a folder: a bundle.")
 ]
-Labels = Annotated[Path | None, typer.Option(help="Text file of class names, one a line.")]
-Methods = Annotated[str | None, typer.Option(help="a,b,c: methods to serve. Default: all it can.")]
+Labels = Annotated[
+    Path | None,
+    typer.Option(help="Text file of class names, one a line, from class 0 on. Default: numbers."),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B", help="Methods to serve, such as rollout,gradcam. Default: all it can."
+    ),
+]
 Outputs = Annotated[
     Literal["taps", "maps", "both"] | None,
-    typer.Option(help="maps: finished maps. taps: what they are made of. Default: both."),
+    typer.Option(
+        help="maps: finished maps. taps: what they are made of. Default: both; with several "
+        "--targets maps."
+    ),
 ]
 Heatmap = Annotated[
     bool, typer.Option("--heatmap", help="Maps also in 0..1 at the size of the input.")
@@ -71,30 +86,52 @@ Score = Annotated[
     typer.Option(help="probability: gradients of it, not of the logit."),
 ]
 Logits = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Output to explain, where there are several.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Output to explain, where there are several. Default: the only one."
+    ),
 ]
 RequireTarget = Annotated[
-    bool, typer.Option("--require-target", help="Inputs without defaults, which some refuse.")
+    bool,
+    typer.Option(
+        "--require-target", help="target without a default (-1), which some runtimes refuse."
+    ),
 ]
 EmbedPreprocessing = Annotated[
     bool, typer.Option("--embed-preprocessing", help="Input: one uint8 picture of any size.")
 ]
-HeadFusion = Annotated[str | None, typer.Option(help="rollout: mean, max or min.")]
-DiscardRatio = Annotated[
-    float | None, typer.Option(help="rollout: share of lowest attention left out.")
+HeadFusion = Annotated[
+    str | None, typer.Option(help="rollout: mean, max or min of the heads. Default: mean.")
 ]
-StartLayer = Annotated[int | None, typer.Option(help="First layer that counts.")]
+DiscardRatio = Annotated[
+    float | None,
+    typer.Option(help="Rollouts: share of lowest attention left out, such as 0.9. Default: 0."),
+]
+StartLayer = Annotated[
+    int | None,
+    typer.Option(help="Rollouts, transformer_attribution: first layer that counts. Default: 0."),
+]
 ImageSize = Annotated[
     str | None,
-    typer.Option("--img-size", metavar="N|HxW", help="Input size, 224 or 384x192 (height first)."),
+    typer.Option(
+        "--img-size",
+        metavar="N|HxW",
+        help="Input size, 224 or 384x192 (height first). Default: the model's own.",
+    ),
 ]
-Gamma = Annotated[float, typer.Option(min=0, help="attnlrp: gamma rule instead of epsilon rule.")]
+Gamma = Annotated[
+    float, typer.Option(min=0, help="attnlrp: gamma rule, such as 0.25; 0 is the epsilon rule.")
+]
 Precision = Annotated[
     Literal["fp32", "fp16"], typer.Option(help="fp16: weights of half the size. Computes in fp32.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, tensorrt or openvino.")]
-Alpha = Annotated[float | None, typer.Option(help="Weight of the map in an overlay, 0..1.")]
-Colormap = Annotated[str | None, typer.Option(help="An OpenCV colormap. Default: turbo.")]
+Alpha = Annotated[
+    float | None, typer.Option(help="Weight of the map in an overlay, 0..1. Default: 0.5.")
+]
+Colormap = Annotated[
+    str | None, typer.Option(help="An OpenCV colormap, such as viridis. Default: turbo.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print a machine-readable summary to stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")]
 

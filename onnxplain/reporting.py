@@ -182,6 +182,8 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from onnxplain.evaluation.report.tables import FEW
+
     data = found.results["dataset"]
     print(f"{data['name']}: {data['evaluated']} of {data['pictures']} pictures")
     table = Table(box=None)
@@ -196,19 +198,24 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
     for name in heads:
         table.add_column(name, justify="right")
     table.add_column("trusted", overflow="fold")
-    answers = {True: "yes", False: "no", None: ""}
+    answers = {True: "yes", False: "no", None: "-"}
+    unanswered = False
     for one in found.results["verdicts"]:
-        rank = "" if one["mean_rank"] is None else f"{one['mean_rank']:.1f}"
+        rank = "-" if one["mean_rank"] is None else f"{one['mean_rank']:.1f}"
+        compared = one["compared"]
+        unanswered |= not compared or None in (one["class_sensitive"], one["weight_sensitive"])
         table.add_row(
             one["method"],
             rank,
-            f"{one['better_than_random']} of {one['compared']}",
-            str(one["worse_than_random"]),
+            f"{one['better_than_random']} of {compared}" if compared else "-",
+            str(one["worse_than_random"]) if compared else "-",
             answers[one["class_sensitive"]],
             answers[one["weight_sensitive"]],
             "yes" if one["doubt"] is None else f"no: it {one['doubt']}",
         )
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    if unanswered:
+        print(f"-: not measured, or on {FEW}, of which there is no interval")
     print(f"-> {found.folder}/index.html")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from onnxplain import console
 from onnxplain.contract import KEY, AttentionLayer, Contract, ImageInput, Readout, Source, Tokens
 from onnxplain.outputs import (
     FEATURES,
@@ -48,6 +50,14 @@ def shared(folder: str) -> Path:
     if not path.is_dir():
         pytest.skip(f"needs ../shared/{folder}, which is not beside this checkout")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_lines_of_progress() -> Iterator[None]:
+    """However slow the machine, what a command says on stderr is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(console, "_LEAST_QUIET", math.inf)
+        yield
 
 
 @pytest.fixture(scope="session")

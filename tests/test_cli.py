@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,19 @@ def test_version_and_help() -> None:
     help_text = done("--help")
     for command in ("export", "instrument", "explain", "compare", "inspect", "verify", "demo"):
         assert command in help_text
+
+
+def test_every_option_says_what_it_takes_and_what_it_is_by_default() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert len(commands) == 8
+    for name, command in commands.items():
+        for parameter in command.params:
+            text, where = parameter.help or "", f"{name} {parameter.name}"
+            assert text.endswith("."), where
+            if parameter.default is None and not parameter.required:
+                assert "Default: " in text, where
+            if parameter.metavar and parameter.metavar[1] == ",":  # a list in one word
+                assert re.search(r"(such as|some of) [\w.]+,[\w.]+", text, re.IGNORECASE), where
 
 
 def test_python_dash_m_is_the_command() -> None:

@@ -89,7 +89,8 @@ def test_bundled_pairs_have_two_objects() -> None:
 
 
 def test_bundled_scenes_need_the_labels_of_garments() -> None:
-    assert "no labels to match" in refused("garments", toy_contract(labels=None))
+    message = refused("garments", toy_contract(labels=None))
+    assert "no labels to match; make the file again with labels (export or ins" in message
     message = refused("garments-pairs")
     assert "garments that name no class of the model, 10 of 10" in message
     assert "no label 'T-shirt'" in message and "And 7 more" in message
@@ -179,7 +180,13 @@ def test_a_model_without_labels_takes_class_numbers(tmp_path: Path) -> None:
     }
     pictures(tmp_path, "3/a.png", "cat/a.png")
     message = refused(tmp_path, contract)
-    assert "2 of 4: target 3 is not in 0..2. target 'cat': this file has no labels" in message
+    assert message.endswith(
+        "2 of 4 (3, cat): it has no labels; name classes by number, 0 to 2, or make the file again "
+        "with labels (export or instrument --labels FILE)"
+    )
+    (tmp_path / "names.txt").write_text("background\ncat\n")
+    message = refused(pictures(tmp_path, "0/a.png"), contract, mask_labels=tmp_path / "names.txt")
+    assert "the model has no labels, so make the file again with labels" in message
 
 
 def test_folders_that_name_no_class_come_in_one_error(tmp_path: Path) -> None:
@@ -353,9 +360,9 @@ def test_identity_changes_with_all_that_results_depend_on(tmp_path: Path) -> Non
     identities = []
 
     def note(source: Any = source, contract: Contract | None = None, **given: Any) -> None:
-        identity = opened(source, contract, **given).identity
-        assert identity == opened(source, contract, **given).identity
-        identities.append(identity)
+        first, second = (opened(source, contract, **given) for _ in range(2))
+        assert (first.identity, first.stamps) == (second.identity, second.stamps)
+        identities.append((first.identity, tuple(first.stamps)))
 
     note()
     note(masks=folder)
@@ -393,6 +400,7 @@ def test_identity_changes_with_the_names_that_tell_the_objects(tmp_path: Path) -
 
 def test_identity_stays_where_the_folder_is_moved(tmp_path: Path) -> None:
     source = pictures(tmp_path / "data", "tabby/a.png")
-    before = opened(source).identity
+    before = opened(source)
     source.rename(tmp_path / "moved")
-    assert opened(tmp_path / "moved").identity == before
+    moved = opened(tmp_path / "moved")
+    assert (moved.identity, moved.stamps) == (before.identity, before.stamps)

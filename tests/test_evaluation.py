@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -21,9 +23,11 @@ import pytest
 from linear_model import write_linear_model
 from numpy.typing import NDArray
 from PIL import Image
+from typer.testing import CliRunner
 
 import onnxplain as ox
 from onnxplain import InputError, UnsupportedModelError
+from onnxplain.cli import app
 from onnxplain.evaluation.progress import FILE
 from onnxplain.evaluation.study import Study
 
@@ -255,13 +259,18 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """About pictures; a slow machine has lines that say how it goes on, too."""
+    return [line for line in done.stderr.splitlines() if ".png" in line]
+
+
 def test_broken_pictures_are_named_and_the_rest_counts(garments: Path, tmp_path: Path) -> None:
     bad = scenes(tmp_path / "data", 100, 5)
     asked = ("--methods", "rollout", "--measures", "perturbation", "--device", "cpu")
     done = run(garments, tmp_path / "data", "-o", tmp_path / "report", *asked)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    lines = done.stderr.splitlines()
+    lines = complaints(done)
     assert len(lines) == len(bad) == 5
     for name, line in zip(bad, lines, strict=True):
         assert name in line
@@ -273,7 +282,7 @@ def test_broken_pictures_are_named_and_the_rest_counts(garments: Path, tmp_path:
     assert all(name in page for name in bad)
     # Nothing is left to do, but they are still named.
     again = run(garments, tmp_path / "data", "-o", tmp_path / "report", *asked)
-    assert (again.returncode, again.stderr) == (1, done.stderr)
+    assert (again.returncode, complaints(again)) == (1, lines)
 
 
 def pictures_in(folder: Path) -> int:
@@ -333,20 +342,85 @@ def test_a_killed_run_goes_on_where_it_was(
     assert not list(killed.glob(".*"))
 
 
+def test_what_is_of_too_few_pictures_says_so(garments: Path, tmp_path: Path) -> None:
+    asked = ["garments", "--limit", "7", "--sanity-pictures", "3", "--methods", "rollout"]
+    asked += ["--measures", "localisation,sanity", "-o", str(tmp_path)]
+    found = CliRunner().invoke(app, ["evaluate", str(garments), *asked])
+    row, note = found.stdout.splitlines()[-3:-1]
+    assert row.split() == ["rollout", "1.0", "3", "of", "3", "0", "no", "-", "yes"]
+    assert note == "-: not measured, or on fewer than 6 pictures, of which there is no interval"
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    dash = '<td class="absent" title="fewer than 6 pictures">&ndash;'
+    (ranking,) = re.findall('<table class="ranking">.*?</table>', page, re.DOTALL)
+    assert ranking.count(dash) == page.count(dash) == 1
+    # Of rollout and the two baselines.
+    assert page.count('<small title="fewer than 6 pictures">no interval</small>') == 3
+    assert "not measured, or on fewer than 6 pictures" in page
+
+
+def test_nothing_is_answered_of_too_few_pictures(garments: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"methods": ["rollout"], "measures": ["localisation"], "limit": 5}
+    found = ox.evaluate(garments, "garments", tmp_path, device="cpu", **options)
+    (verdict,) = found.results["verdicts"]
+    assert verdict["doubt"] == "was measured on fewer than 6 pictures, too few to compare"
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    dash = '<td class="absent" title="fewer than 6 pictures">&ndash;'
+    assert page.count(dash) == 2  # against random maps, against a centre blob
+
+
+@pytest.mark.parametrize(
+    ("more", "command"),
+    [((), "the same command"), (("--restart",), "the same command without --restart")],
+)
+def test_an_interrupted_run_says_how_it_goes_on(
+    more: tuple[str, ...],
+    command: str,
+    garments: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measure, calls = Study.measure, itertools.count()
+
+    def interrupted(self: Study, *arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(Study, "measure", interrupted)
+    asked = ["garments", "--limit", "4", "--methods", "rollout", "--measures", "localisation"]
+    arguments = ["evaluate", str(garments), *asked, "-o", str(tmp_path / "report"), *more]
+    found = CliRunner().invoke(app, arguments)
+    assert (found.exit_code, found.stdout) == (130, "")
+    assert found.stderr == f"onnxplain: interrupted; {command} goes on where it stopped\n"
+    assert pictures_in(tmp_path / "report") == 2
+
+
 def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> None:
     def small(**changes: Any) -> ox.Evaluation:
         options: dict[str, Any] = {"methods": ["rollout"], "measures": ["localisation"], "limit": 2}
         return ox.evaluate(garments, "garments", tmp_path, device="cpu", **{**options, **changes})
 
     first = small()
-    with pytest.raises(InputError, match=r"holds an evaluation with seed 0, this one has 1"):
+    with pytest.raises(InputError, match=r"holds an evaluation with seed 0 \(this one: 1\)"):
         small(seed=1)
-    with pytest.raises(InputError, match="limit 2, this one has 3"):
-        small(limit=3)
+    with pytest.raises(InputError) as caught:
+        small(limit=None, fills=["zero", "road"], sanity_pictures=64)
+    assert str(caught.value) == (
+        f"{tmp_path}: holds an evaluation with fills zero (this one: zero,road), limit 2 (this "
+        "one: none), sanity_pictures 32 (this one: 64); choose another folder, or start again "
+        "(--restart)"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ox, "__version__", "9")
+        with pytest.raises(InputError, match=r"with onnxplain [\d.]+ \(this one: 9\); choose"):
+            small()
     assert small().results == first.results
     assert small(seed=1, restart=True).results != first.results
     # How often pictures are drawn for the intervals changes nothing that is kept.
     assert small(seed=1, resamples=10).results["settings"]["resamples"] == 10
+    with contextlib.closing(sqlite3.connect(tmp_path / "progress.sqlite")) as database:
+        database.execute("ALTER TABLE pictures DROP COLUMN stamp")  # as an earlier version made it
+    assert small(restart=True).results == first.results
 
 
 def test_two_runs_do_not_write_in_one_folder(garments: Path, tmp_path: Path) -> None:

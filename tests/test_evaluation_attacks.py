@@ -75,8 +75,23 @@ def test_localisation_of_masks_without_objects_is_an_error(garments: Path, tmp_p
         (tmp_path / name).mkdir()
         picture(tmp_path / f"{name}/a.png", grey=0)
     folders = {"dataset": tmp_path / "data", "masks": tmp_path / "masks"}
-    with pytest.raises(InputError, match="as no mask shows an object in what the model sees; mend"):
+    with pytest.raises(InputError, match="as no mask shows an object and a background in what the"):
         evaluate(garments, folder=None, measures=["localisation"], **folders)
+
+
+def test_an_object_that_is_all_that_the_model_sees_is_not_localised(
+    garments: Path, tmp_path: Path
+) -> None:
+    rows = ["path,label,mask,mask_value"]
+    for name, background in (("all", 7), ("half", 0)):
+        picture(tmp_path / f"{name}.png")
+        mask = np.full((64, 64), 7, np.uint8)
+        mask[:32] = background
+        Image.fromarray(mask).save(tmp_path / f"mask-{name}.png")
+        rows.append(f"{name}.png,bag,mask-{name}.png,7")
+    (tmp_path / "data.csv").write_text("\n".join(rows))
+    found = evaluate(garments, tmp_path / "data.csv", None, measures=["localisation"])
+    assert found.value("rollout", "pointing_game").count == 1
 
 
 def test_a_link_as_the_folder(garments: Path, tmp_path: Path) -> None:
@@ -164,7 +179,7 @@ def test_progress_of_an_early_version_goes_on(garments: Path, tmp_path: Path) ->
 
 
 def test_an_error_of_the_disk_says_what_it_is(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, {}, restart=False)
+    progress = Progress(tmp_path, {}, [""], restart=False)
     with contextlib.closing(progress):
         progress._database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOSPC}\] database or disk is full"):
@@ -237,9 +252,27 @@ def test_a_picture_that_changed(garments: Path, tmp_path: Path) -> None:
     picture(tmp_path / "data/a.png")
     evaluate(garments, tmp_path / "data", tmp_path / "report")
     picture(tmp_path / "data/a.png", grey=1)
-    with pytest.raises(InputError, match="or of this one before its pictures, labels or masks"):
+    with pytest.raises(InputError, match=r"of a\.png before its picture or mask changed; choose"):
         evaluate(garments, tmp_path / "data", tmp_path / "report")
     evaluate(garments, tmp_path / "data", tmp_path / "report", restart=True)
+    picture(tmp_path / "data/b.png")
+    with pytest.raises(InputError, match="or of this one with other pictures, labels or masks"):
+        evaluate(garments, tmp_path / "data", tmp_path / "report")
+
+
+def test_a_picture_that_was_repaired(garments: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in "abc":
+        picture(tmp_path / f"data/{name}.png", grey=ord(name))
+    evaluate(garments, tmp_path / "data", tmp_path / "undisturbed")
+    (tmp_path / "data/b.png").write_bytes(b"no picture")
+    first = evaluate(garments, tmp_path / "data", tmp_path / "report")
+    assert [name for name, _ in first.failures] == ["b.png"]
+    picture(tmp_path / "data/b.png", grey=ord("b"))
+    assert evaluate(garments, tmp_path / "data", tmp_path / "report").failures == ()
+    for name in REPORT:
+        expected = (tmp_path / "undisturbed" / name).read_bytes()
+        assert (tmp_path / "report" / name).read_bytes() == expected
 
 
 def test_a_picture_that_failed_is_tried_again(

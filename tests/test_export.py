@@ -397,6 +397,28 @@ def test_interruption_keeps_the_old_file(
 
 
 @pytest.mark.usefixtures("ready")
+def test_a_module_in_training_mode_is_exported_for_inference_and_left_so(tmp_path: Path) -> None:
+    module = small_vit().train()
+    module.pos_drop.p = 0.5  # what torch is compared with would be noise
+    before = state_of(module)
+    ox.export(module, tmp_path / "vit.onnx")
+    assert state_of(module) == before
+    assert module.training
+
+
+@pytest.mark.usefixtures("ready")
+def test_an_export_tells_what_is_going_on(module: Any, tmp_path: Path) -> None:
+    told: list[str] = []
+    ox.export(module, tmp_path / "vit.onnx", step=lambda what, done, total: told.append(what))
+    assert told == [
+        "building the model",
+        "torch exports it",
+        "explaining the graph",
+        "comparing with torch",
+    ]
+
+
+@pytest.mark.usefixtures("ready")
 @pytest.mark.parametrize(("library", "function"), [(np, "savez"), (ir, "save")])
 def test_a_full_disk_while_verifying_leaves_nothing(
     library: Any, function: str, module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,8 +147,6 @@ def test_the_value_that_is_said_is_the_object_and_255_is_void(tmp_path: Path) ->
         ([[0, 255, 0]], [[0, 1, 0]]),  # black and white
         ([[0, 1, 0]], [[0, 1, 0]]),
         ([[0, 7, 255]], [[0, 1, -1]]),  # an object with a void outline
-        ([[7, 7, 7]], [[1, 1, 1]]),
-        ([[255, 255, 255]], [[1, 1, 1]]),
         ([[0, 0, 0]], [[0, 0, 0]]),
     ],
 )
@@ -156,6 +154,19 @@ def test_the_one_value_of_a_binary_mask(values: Any, expected: Any, tmp_path: Pa
     path = saved(tmp_path / "m.png", np.array(values, np.uint8))
     (mask,) = read([MaskFile(path=path)], size=(1, 3))
     assert mask.tolist() == expected
+
+
+@pytest.mark.parametrize("values", [[7, 7, 7], [255, 255, 255], [7, 255, 7]])
+def test_a_mask_without_background_is_taken_where_its_value_is_said(
+    values: list[int], tmp_path: Path
+) -> None:
+    path = saved(tmp_path / "m.png", np.array([values], np.uint8))
+    with pytest.raises(
+        ImageError, match=rf"m.png: a mask without background, of value {values[0]}"
+    ):
+        read([MaskFile(path=path)], size=(1, 3))
+    (mask,) = read([MaskFile(path=path, value=values[0])], size=(1, 3))
+    assert mask.tolist() == [[1 if value == values[0] else -1 for value in values]]
 
 
 def test_of_several_values_it_must_be_said_which(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.cli import app
-from onnxplain.differences import is_relevance, ranks
+from onnxplain.differences import is_relevance, rank_correlation
 from onnxplain.export.plain import inference_form, to_onnx
 from onnxplain.export.verify import relative_difference
 from onnxplain.graphs.precision import halved
@@ -279,10 +279,6 @@ def test_maps_of_the_real_model(shared_real: Path, tmp_path: Path) -> None:
         if one.method in ILL_CONDITIONED:
             continue
         for ours, theirs, blank in zip(other.grid, one.grid, one.degenerate, strict=True):
-            assert blank or spearman(ours, theirs) > 0.99, one.method
+            assert blank or rank_correlation(ours, theirs) > 0.99, one.method
             compared += not blank
     assert compared >= 4 * (len(METHODS) - len(ILL_CONDITIONED)) - 1  # one blank map
-
-
-def spearman(a: Array, b: Array) -> float:
-    return float(np.corrcoef(ranks(a), ranks(b))[0, 1])

@@ -24,7 +24,16 @@ LONGEST_FILE = 420
 EXPORT_PACKAGES = {"onnx", "onnx_ir", "onnxruntime", "safetensors", "timm", "torch"}
 EVALUATION_PACKAGES = {"PIL", "cv2", "matplotlib", "onnxruntime", "scipy", "sklearn"}
 PUBLIC = {"contract", "errors", "runtime", "graphs", "evaluation", "export", "verification"}
-CLI_PARTS = {"console", "inputs", "inspection", "making", "options", "panel", "reporting"}
+CLI_PARTS = {
+    "console",
+    "evaluating",
+    "inputs",
+    "inspection",
+    "making",
+    "options",
+    "panel",
+    "reporting",
+}
 
 SHARED = {"contract", "outputs", "errors"}
 
@@ -39,15 +48,24 @@ ALLOWED: dict[str, set[str]] = {
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
-    "differences": {"runtime", "outputs"},
+    "differences": {"runtime", "outputs", "errors"},
     "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
     "inputs": {"errors"},
-    "evaluation": {"inputs", "runtime", "graphs", "demo", *SHARED, *EVALUATION_PACKAGES},
+    "evaluation": {
+        "inputs",
+        "differences",
+        "runtime",
+        "graphs",
+        "demo",
+        *SHARED,
+        *EVALUATION_PACKAGES,
+    },
     "inspection": {"graphs", "contract", "outputs"},
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
     "making": {"console", "options", "reporting"},
+    "evaluating": {"console", "options", "reporting"},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
 HEAVY = {

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from onnxplain.differences import rank_correlation
 from onnxplain.evaluation.imputation import impute
 from onnxplain.evaluation.localisation import energy_inside, pointing_game
-from onnxplain.evaluation.sanity import rank_correlation
 
 torch: Any = pytest.importorskip("torch")
 quantus: Any = pytest.importorskip("quantus", reason="quantus is not installed (see the Makefile)")

@@ -13,9 +13,10 @@ from onnx import numpy_helper
 
 import onnxplain as ox
 from onnxplain.demo.scenes import two_garment_scenes
+from onnxplain.differences import rank_correlation
 from onnxplain.errors import ContractError, InputError, ModelError
 from onnxplain.evaluation import sanity
-from onnxplain.evaluation.sanity import PREDICTION_CHANGED, randomisation, rank_correlation
+from onnxplain.evaluation.sanity import PREDICTION_CHANGED, randomisation
 from onnxplain.graphs.randomised import levels, randomise
 from onnxplain.runtime.preprocessing import prepare
 

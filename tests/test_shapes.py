@@ -134,18 +134,30 @@ def test_a_frozen_batch_stays_and_recorded_shapes_are_not_believed() -> None:
     assert [facts[node.outputs[0]].shape for node in model.graph] == [(4, 3), (4, 3)]
 
 
-def test_a_batch_frozen_behind_a_dynamic_input_is_one() -> None:
-    model = ir.from_proto(
-        parse(
-            """
-            <ir_version: 10, opset_import: ["" : 17]>
-            g (float[batch, 4] x) => () <int64[3] frozen = {1, 2, 2}> { y = Reshape(x, frozen) }
-            """
-        )
-    )
+def frozen(first: int, second: int) -> ir.Model:
+    text = """
+    <ir_version: 10, opset_import: ["" : 17]>
+    g (float[batch, 4] x) => () <int64[3] frozen = {FIRST, SECOND, 2}> { y = Reshape(x, frozen) }
+    """
+    return ir.from_proto(parse(text.replace("FIRST", str(first)).replace("SECOND", str(second))))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_frozen_behind_a_dynamic_input_is_found(batch: int) -> None:
+    model = frozen(batch, 2)
     x = model.graph.inputs[0]
-    facts = infer(model, x)
-    assert facts[x].shape == (1, 4)
+    assert infer(model, x)[x].shape == (batch, 4)
+
+
+def test_a_batch_that_none_fits_says_which_were_tried() -> None:
+    model = frozen(3, 5)
+    with pytest.raises(ModelError) as caught:
+        infer(model, model.graph.inputs[0])
+    assert str(caught.value) == (
+        f"node {model.graph[0].name} (Reshape) makes 30 elements of 28 (in a batch of 7, and none "
+        "of 1, 3 fits; export it with a batch of any size, or with its size as the input's first "
+        "axis)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,55 @@ def test_a_model_of_one_image_alone_is_explained_one_at_a_time(tmp_path: Path) -
             close(layer[i], expected[0].numpy(), "gradient")
 
 
+def behind_a_dynamic_input(path: Path) -> Path:
+    """The file as exporters leave it that declare a batch of any size, and freeze it inside."""
+    model = onnx.load(path)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
+    for output in model.graph.output:
+        output.type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(model, path.with_name(f"frozen-{path.name}"))
+    return path.with_name(f"frozen-{path.name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "exporter"),
+    [
+        ("torchvision", 3, {}),
+        ("torchvision", 2, {"dynamo": True, "opset": 23}),  # with Attention, to be rewritten
+        ("timm", 2, {}),
+        ("one axis of heads and batch", 2, {}),
+    ],
+)
+def test_a_batch_frozen_behind_a_dynamic_input_is_freed(
+    name: str, batch: int, exporter: dict[str, Any], tmp_path: Path
+) -> None:
+    build, size = MODELS[name]
+    fixed = to_file(build(), tmp_path / "fixed.onnx", batch=batch, size=size, **exporter)
+    images = pictures(5, size)
+    found = []
+    for path in (fixed, behind_a_dynamic_input(fixed)):
+        made = tmp_path / f"explained-{path.name}"
+        assert ox.instrument(path, made, methods=GRADIENTS).contract.input.batch is None
+        found.append(run(made, images, target=np.array([2])))
+    assert found[0].keys() == found[1].keys()
+    for key, array in found[0].items():
+        np.testing.assert_array_equal(found[1][key], array, err_msg=key)
+
+
+def test_a_batch_frozen_behind_a_dynamic_input_that_mixes_images_stays(tmp_path: Path) -> None:
+    fixed = to_file(Centred(), tmp_path / "fixed.onnx", batch=2)
+    images = pictures(2, SIZE)
+    found = []
+    for path in (fixed, behind_a_dynamic_input(fixed)):
+        made = tmp_path / f"explained-{path.name}"
+        assert ox.instrument(path, made, methods=GRADIENTS).contract.input.batch == 2
+        shape = onnx.load(made).graph.input[0].type.tensor_type.shape
+        assert shape.dim[0].dim_value == 2
+        found.append(run(made, images, target=np.array([2])))
+    for key, array in found[0].items():
+        np.testing.assert_array_equal(found[1][key], array, err_msg=key)
+
+
 def test_constants_that_differ_between_images_keep_the_batch(tmp_path: Path) -> None:
     class Numbered(nn.Module):
         own: Tensor

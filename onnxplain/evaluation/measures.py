@@ -7,6 +7,7 @@ mean IoU is the mean of two such ratios.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -129,7 +130,6 @@ def measures_of(
 
 
 def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
-    points, x_title = len(TENTHS), "share of pixels removed"
     how = (
         f"The floor(k HW / 10) pixels with the highest values of the heatmap, k = 0..9, are "
         f"{FILLS[fill]}. "
@@ -138,50 +138,42 @@ def _perturbation(fill: str, asked: str, *, headline: bool) -> list[Measure]:
         " Pixels of equal value go in the order of the random map's heatmap, highest first, then "
         "in reading order."
     )
-    detail = f"{fill}, {asked} class"
+    measure = functools.partial(
+        Measure,
+        group="perturbation",
+        detail=f"{fill}, {asked} class",
+        headline=headline and asked == "predicted",
+        points=len(TENTHS),
+        x_title="share of pixels removed",
+    )
     return [
-        Measure(
+        measure(
             name=f"perturbation.{fill}.positive.{asked}",
-            group="perturbation",
             title="positive perturbation",
-            detail=detail,
             better="lower",
             range=(0, 0.9),
-            headline=headline and asked == "predicted",
             definition=f"{how}Area under top-1 over the share of pixels, 0 to 0.9, by the "
             f"trapezoid rule. {_ASKED[asked]}{ties} (Chefer et al., CVPR 2021.)",
             y_title="top-1",
-            points=points,
-            x_title=x_title,
         ),
-        Measure(
+        measure(
             name=f"perturbation.{fill}.negative.{asked}",
-            group="perturbation",
             title="negative perturbation",
-            detail=detail,
             better="higher",
             range=(0, 0.9),
-            headline=headline and asked == "predicted",
             definition="The same with the pixels of the lowest values: the order of the positive "
             "perturbation, read backwards.",
             y_title="top-1",
-            points=points,
-            x_title=x_title,
         ),
-        Measure(
+        measure(
             name=f"perturbation.{fill}.difference.{asked}",
-            group="perturbation",
             title="LeRF - MoRF",
-            detail=detail,
             better="higher",
             range=(-0.9, 0.9),
-            headline=headline and asked == "predicted",
             definition=f"Area under the probability (softmax) of {_CLASS[asked]} over the share of "
             "pixels removed, 0 to 0.9, by the trapezoid rule: least relevant first (negative "
             f"perturbation) minus most relevant first (positive). {_MEAN[asked]}",
             y_title="difference of the probability",
-            points=points,
-            x_title=x_title,
         ),
     ]
 
@@ -196,34 +188,31 @@ def _insertion_deletion(asked: str, steps: int) -> list[Measure]:
         f"Area under the probability (softmax) of {_CLASS[asked]} over the share of patches, "
         f"0 to 1, by the trapezoid rule. {_MEAN[asked]} (Petsiuk et al., RISE, BMVC 2018.)"
     )
+    measure = functools.partial(
+        Measure,
+        group="insertion_deletion",
+        detail=f"{asked} class",
+        range=(0, 1),
+        headline=asked == "predicted",
+        points=steps + 1,
+        y_title="probability",
+    )
     return [
-        Measure(
+        measure(
             name=f"insertion.{asked}",
-            group="insertion_deletion",
             title="insertion",
-            detail=f"{asked} class",
             better="higher",
-            range=(0, 1),
-            headline=asked == "predicted",
             definition="Patches of the picture are put into a blurred one (as in the fill blur), "
             f"the most relevant first, {order}. {area}",
-            points=steps + 1,
             x_title="share of patches inserted",
-            y_title="probability",
         ),
-        Measure(
+        measure(
             name=f"deletion.{asked}",
-            group="insertion_deletion",
             title="deletion",
-            detail=f"{asked} class",
             better="lower",
-            range=(0, 1),
-            headline=asked == "predicted",
             definition="Patches are replaced by 0 after normalisation (the mean colour), the most "
             f"relevant first, {order}. {area}",
-            points=steps + 1,
             x_title="share of patches deleted",
-            y_title="probability",
         ),
     ]
 
@@ -233,65 +222,54 @@ _AT_MEAN = (
     "class) is taken for the object, the rest for background. Pixels that the mask does not count "
     "are left out, also of the mean. "
 )
+_on_masks = functools.partial(Measure, group="localisation", range=(0, 1))
 _LOCALISATION = [
-    Measure(
+    _on_masks(
         name="pixel_accuracy",
-        group="localisation",
         title="pixel accuracy",
         better="higher",
-        range=(0, 1),
         definition=_AT_MEAN + "Share of the pixels of all pictures that are right. Chefer's "
         "segmentation protocol.",
     ),
-    Measure(
+    _on_masks(
         name="miou",
-        group="localisation",
         title="mIoU",
         better="higher",
-        range=(0, 1),
         headline=True,
         ratios=("iou_object", "iou_background"),
         definition=_AT_MEAN + "Intersection over union, each summed over all masks; the mean "
         "of that of the object and that of the background. Chefer's segmentation protocol.",
     ),
-    Measure(
+    _on_masks(
         name="map",
-        group="localisation",
         title="mAP",
         better="higher",
-        range=(0, 1),
         definition="Mean over the maps of the average precision of the scores h (object) and "
         "1 - h (background) of all pixels, h the heatmap, as one ranking. Chefer's segmentation "
         "protocol.",
     ),
-    Measure(
+    _on_masks(
         name="energy",
-        group="localisation",
         title="energy inside",
         better="higher",
-        range=(0, 1),
         headline=True,
         definition="Sum of the heatmap inside the object's mask by its sum, mean over the maps; "
         "0 of a blank map. Pixels that the mask does not count are left out. "
         "(Wang et al., Score-CAM, 2020.)",
     ),
-    Measure(
+    _on_masks(
         name="pointing_game",
-        group="localisation",
         title="pointing game",
         better="higher",
-        range=(0, 1),
         headline=True,
         definition="Share of the maps whose largest value (of equal ones the first in reading "
         "order) lies on the object, without tolerance; a blank map misses. "
         "(Zhang et al., ECCV 2016.)",
     ),
-    Measure(
+    _on_masks(
         name="pointing_other",
-        group="localisation",
         title="points at another object",
         better="lower",
-        range=(0, 1),
         definition="Share of the maps whose largest value lies on another object of the picture "
         "than the one asked for, and not on that too; of pictures with several objects.",
     ),

@@ -7,7 +7,7 @@ import errno
 import io
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,19 @@ __all__ = ["FILE", "Progress"]
 
 FILE = "progress.sqlite"
 _APPLICATION = int.from_bytes(b"oxev", "big")  # in the header of the file, whose it is
-_ADD_PICTURE = "INSERT OR REPLACE INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?)"
+_ADD_PICTURE = (
+    "INSERT OR REPLACE INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)"
+)
+_WAYS_OUT = "choose another folder, or start again (--restart)"
 _DIGESTS = {
     "model": "another model, or of this one before its files changed",
-    "dataset": "another dataset, or of this one before its pictures, labels or masks changed",
+    "dataset": "another dataset, or of this one with other pictures, labels or masks",
 }
 """Settings of which the values say nothing to a reader."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS pictures (
-    number INTEGER PRIMARY KEY, name TEXT, error TEXT, facts TEXT, record BLOB
+    number INTEGER PRIMARY KEY, name TEXT, error TEXT, stamp TEXT, facts TEXT, record BLOB
 );
 CREATE TABLE IF NOT EXISTS levels (number INTEGER PRIMARY KEY, record BLOB);
 """
@@ -41,14 +44,25 @@ class Progress:
     Args:
         folder: Where `progress.sqlite` is, or is to be.
         settings: All that results depend on, by name. What is there must be of the same.
+        stamps: For each picture what changes with its files. Those of the finished ones must be the
+            same; a picture that failed may have been repaired.
         restart: Whether to forget what is there instead.
 
     Raises:
-        InputError: It is of other settings, of another evaluation that is running, or no such file.
+        InputError: It is of other settings or files, of another evaluation that is running, or no
+            such file.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], *, restart: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        stamps: Sequence[str],
+        *,
+        restart: bool,
+    ) -> None:
         self._path = folder / FILE
+        self._stamps = stamps
         with self._refusals():
             # The lock is held until the end, so that no other run writes here.
             self._database = sqlite3.connect(self._path, timeout=1, isolation_level=None)
@@ -66,11 +80,11 @@ class Progress:
         execute(f"PRAGMA application_id = {_APPLICATION}")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = NORMAL")
+        if restart:  # also tables of another version
+            for table in ("settings", "pictures", "levels"):
+                execute(f"DROP TABLE IF EXISTS {table}")
         self._database.executescript(_TABLES)
         with self._transaction():
-            if restart:
-                for table in ("settings", "pictures", "levels"):
-                    execute(f"DELETE FROM {table}")
             known = dict(execute("SELECT name, value FROM settings"))
             wanted = {name: json.dumps(value) for name, value in settings.items()}
             if known and known != wanted:
@@ -78,6 +92,7 @@ class Progress:
             self._database.executemany(
                 "INSERT OR REPLACE INTO settings VALUES (?, ?)", wanted.items()
             )
+        self._check_files()
 
     def _check_ours(self) -> None:
         ((application,),) = self._database.execute("PRAGMA application_id")
@@ -91,17 +106,27 @@ class Progress:
                     f"{self._path}: a database that is not of an evaluation; choose another folder"
                 )
 
+    def _check_files(self) -> None:
+        query = "SELECT number, name, stamp FROM pictures WHERE error IS NULL ORDER BY number"
+        for number, name, stamp in self._database.execute(query):
+            if stamp != self._stamps[number]:
+                raise InputError(
+                    f"{self._path.parent}: holds an evaluation of {name} before its picture or "
+                    f"mask changed; {_WAYS_OUT}"
+                )
+
     def _difference(self, known: Mapping[str, str], wanted: Mapping[str, str]) -> str:
-        name = next(n for n in {**wanted, **known} if known.get(n) != wanted.get(n))
-        if name in _DIGESTS:
-            holds = f"of {_DIGESTS[name]}"
-        else:
-            found, expected = (_brief(values.get(name, "null")) for values in (known, wanted))
-            holds = f"with {name} {found}, this one has {expected}"
-        return (
-            f"{self._path.parent}: holds an evaluation {holds}; choose another folder, or start "
-            "again (--restart)"
+        """What differs, with both values; a digest only where it alone does, as it depends on
+        settings too."""
+        before, now = _flat(known), _flat(wanted)
+        changed = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+        told = ", ".join(
+            f"{name} {_said(before.get(name))} (this one: {_said(now.get(name))})"
+            for name in changed
+            if name not in _DIGESTS
         )
+        holds = f"with {told}" if told else f"of {_DIGESTS[changed[0]]}"
+        return f"{self._path.parent}: holds an evaluation {holds}; {_WAYS_OUT}"
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -148,7 +173,8 @@ class Progress:
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
     ) -> None:
-        row = (number, _as_bytes(name), None, json.dumps(facts), _packed(record))
+        stamp = self._stamps[number]
+        row = (number, _as_bytes(name), None, stamp, json.dumps(facts), _packed(record))
         with self._refusals(), self._transaction():
             failed = self._database.execute("DELETE FROM pictures WHERE number = ?", (number,))
             if failed.rowcount:  # in an earlier run; the levels that it finished are without it
@@ -156,7 +182,8 @@ class Progress:
             self._database.execute(_ADD_PICTURE, row)
 
     def add_failure(self, number: int, name: str, error: str) -> None:
-        self._insert(_ADD_PICTURE, (number, _as_bytes(name), _as_bytes(error), None, None))
+        row = (number, _as_bytes(name), _as_bytes(error), self._stamps[number], None, None)
+        self._insert(_ADD_PICTURE, row)
 
     def pictures(self) -> Iterator[tuple[int, str, dict[str, Any], NDArray[np.float64]]]:
         """Number, name, facts and record of each finished picture, in order."""
@@ -206,5 +233,16 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _brief(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:60]}..."
+def _flat(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The values of settings, and those of each mapping (versions) by their own names."""
+    flat: dict[str, Any] = {}
+    for name, text in settings.items():
+        value = json.loads(text)
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)

@@ -194,7 +194,8 @@ def evaluate(
     identity = {"format": FORMAT, **settings, "model": digest, "dataset": data.identity}
     tell = step or (lambda what, done, total: None)
     with _folder(output) as folder:
-        progress = Progress(folder, {**identity, "versions": versions()}, restart=restart)
+        identity["versions"] = versions()
+        progress = Progress(folder, identity, data.stamps, restart=restart)
         with contextlib.closing(progress), _scratch(folder) as scratch:
             chosen = spread(len(data), sanity_pictures) if level_names else []
             work = Work(explainer, data, layout, progress, scratch, source, settings)
@@ -219,7 +220,7 @@ def evaluate(
             )
             if not document["measures"]:
                 lack = (
-                    "as no mask shows an object in what the model sees; mend them"
+                    "as no mask shows an object and a background in what the model sees; mend them"
                     if document["dataset"]["with_masks"]
                     else "without masks; give them (--masks, or a CSV's column mask)"
                 )

@@ -16,45 +16,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
+from onnxplain.differences import rank_correlation
 from onnxplain.errors import InputError
 from onnxplain.graphs.randomised import levels, randomise
 from onnxplain.graphs.reduced import reduce_to
 from onnxplain.runtime import dispatch
-from onnxplain.runtime.explanation import is_degenerate
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.targets import Question
 
-__all__ = ["PREDICTION_CHANGED", "randomisation", "rank_correlation"]
+__all__ = ["PREDICTION_CHANGED", "randomisation"]
 
 PREDICTION_CHANGED = "prediction_changed"
 """Stands among the methods: 1 for each picture whose prediction is another than it was, else 0."""
-
-
-def rank_correlation(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """Spearman's rank correlation of two raw maps; equal values share their mean rank.
-
-    A map is degenerate where it is not finite, or constant up to rounding (its span at most 1e-5 of
-    its largest magnitude). Two degenerate maps agree, one with another map does not.
-
-    Args:
-        a, b: Of the same shape, such as [h, w].
-
-    Returns:
-        -1..1; 1 if both are degenerate, 0 if one is.
-
-    Raises:
-        InputError: The shapes differ.
-    """
-    if a.shape != b.shape:
-        raise InputError(f"maps of shapes {list(a.shape)} and {list(b.shape)}; expected the same")
-    degenerate = [is_degenerate(a), is_degenerate(b)]
-    if any(degenerate):
-        return float(all(degenerate))
-    if np.array_equal(a, b):
-        return 1.0  # where rounding gives a little less
-    return float(spearmanr(a, b, axis=None).statistic)
 
 
 def randomisation(

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from onnxplain.contract import Contract
+from onnxplain.differences import rank_correlation
 from onnxplain.errors import ImageError
 from onnxplain.evaluation import localisation, perturbation
 from onnxplain.evaluation.baselines import center_gaussian, random_map, seed_of
 from onnxplain.evaluation.datasets import Sample
 from onnxplain.evaluation.measures import BASELINES, CENTER_GAUSSIAN, RANDOM, TENTHS, Measure
-from onnxplain.evaluation.sanity import rank_correlation
 from onnxplain.outputs import METHODS
 from onnxplain.runtime.explainer import Explainer
 from onnxplain.runtime.explanation import upsample
@@ -324,8 +324,8 @@ class Study:
         maps: Mapping[tuple[str, int], Map],
     ) -> None:
         for i, (one, mask) in enumerate(zip(sample.objects, masks, strict=True)):
-            if mask is None or not (mask == 1).any():
-                continue  # nothing of it is left in what the model sees
+            if mask is None or not (mask == 1).any() or not (mask == 0).any():
+                continue  # nothing of it is left in what the model sees, or nothing else
             others = [m for j, m in enumerate(masks) if j != i and m is not None]
             label = predicted if one.label is None else one.label
             for method in self._layout.methods:

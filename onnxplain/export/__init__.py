@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ def export(
     seed: str = "target",
     require_target: bool = False,
     embed_preprocessing: bool = False,
+    step: Callable[[str, int, int], None] | None = None,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -61,7 +62,8 @@ def export(
 
     Args:
         model: A timm name ("vit_tiny_patch16_224", "hf-hub:owner/name") or a module that maps
-            [batch, 3, height, width] to logits [batch, classes]. The module is left as it was.
+            [batch, 3, height, width] to logits [batch, classes]. It is exported in evaluation mode,
+            and left as it was: in training mode, say, on its device, in its precision.
         path: `NAME.onnx` for one file with exactly `methods`, anything else for a folder with one
             graph per kind of method that share their weights.
         checkpoint: Weights in .safetensors or as saved by torch.save, which must fit.
@@ -84,6 +86,7 @@ def export(
             compared with its weights rounded in the same way.
         outputs, map_options, heatmaps, targets, seed, require_target,
             embed_preprocessing: As in `instrument`.
+        step: Called with what is going on, how much of it is done, and of how much.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Returns:
@@ -120,6 +123,7 @@ def export(
             require_target=require_target,
         ),
         embed_preprocessing=embed_preprocessing,
+        step=step or (lambda what, done, total: None),
         model_kwargs=model_kwargs,
     )
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import gc
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def export_model(
     precision: str,
     request: graphs.Request,
     embed_preprocessing: bool,
+    step: Callable[[str, int, int], None],
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""
@@ -55,6 +56,7 @@ def export_model(
     check_destination(path, bundle=bundle)
     if dynamic_size and isinstance(model, str):
         model_kwargs = timm_models.dynamic_arguments(model, model_kwargs)
+    step("building the model", 0, 1)
     module = timm_models.build(
         model, checkpoint=checkpoint, image_size=requested, model_kwargs=model_kwargs
     )
@@ -90,7 +92,9 @@ def export_model(
         return graphs.embed(explained) if embed_preprocessing else explained
 
     with _enough_memory(name, size):
+        step("torch exports it", 0, 1)
         plain = to_onnx(module, image_size=size, multiple=multiple)
+        step("explaining the graph", 0, 1)
         several = None
         if request.targets > 1 or not verify:
             several = embedded(narrowed(explain(plain, request=request)))
@@ -104,6 +108,7 @@ def export_model(
         explained = narrowed(explain(plain, request=with_taps))
         del plain
         with drafted(explained, path) as (files, explained):
+            step("comparing with torch", 0, 1)
             runs = torch_runs(module, explained.contract, files[0].parent)
             del module
             _give_back()  # the weights are in a file now

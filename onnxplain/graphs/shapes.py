@@ -9,6 +9,7 @@ multiple of the batch; everything else is static.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,19 @@ import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
 
-__all__ = ["PROBES", "Batch", "Dim", "Facts", "Shape", "bound", "infer", "merge", "show", "visit"]
+__all__ = [
+    "PROBES",
+    "Batch",
+    "Dim",
+    "Facts",
+    "Shape",
+    "bound",
+    "frozen_batches",
+    "infer",
+    "merge",
+    "show",
+    "visit",
+]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
 NUMBERS = {
@@ -31,6 +44,7 @@ NUMBERS = {
 }
 FOLDED = 4096  # values up to this many elements are computed; weights are not
 FOLDED_INTEGERS = 2**18  # an index for every channel of every image of a probe
+FROZEN = 16  # batch sizes that are tried
 COMPUTED_BYTES = 2**30  # all together, for one batch size
 COMPUTED = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
 # Results of a size that depends on the values, and is bounded by that of the operand.
@@ -88,12 +102,12 @@ def infer(
 
     Args:
         model: Model with plain operators and no subgraphs.
-        image: The image input. A batch size frozen in the file stays static. Where the input
-            promises any batch and the nodes behind it work for one image only, the batch is 1.
+        image: The image input. A batch size frozen in the file stays static, also where the input
+            promises any batch and the nodes behind it work for one of `frozen_batches` only.
         size: Height and width that the image is bound to; None: those that it states.
 
     Raises:
-        ModelError: A node contradicts its operator's definition.
+        ModelError: A node contradicts its operator's definition, for whatever batch.
         UnsupportedModelError: A shape depends on more than the batch size.
     """
     batch = image.shape[0] if image.shape is not None else None
@@ -104,11 +118,34 @@ def infer(
     except UnsupportedModelError:
         raise
     except ModelError as error:
-        try:
-            return _propagate(model, image, 1, size)
-        except ModelError:
-            raise error from None
+        tried = frozen_batches(model)
+        for frozen in tried:
+            with contextlib.suppress(ModelError):
+                return _propagate(model, image, frozen, size)
+        if tried == [1]:  # nothing says that it is about the batch
+            raise error
+        raise ModelError(
+            f"{error} (in a batch of {PROBES[0]}, and none of {', '.join(map(str, tried))} fits; "
+            "export it with a batch of any size, or with its size as the input's first axis)"
+        ) from None
     return {value: merge(value, *(run[value] for run in runs)) for value in runs[0]}
+
+
+def frozen_batches(model: ir.Model) -> list[int]:
+    """Batch sizes that an exporter may have frozen behind an input of any batch: 1, and with what
+    the targets of Reshape and Expand, and constants in a Concat, begin."""
+    found = {1}
+    for node in model.graph:
+        targets = node.op_type in ("Reshape", "Expand")
+        for value in node.inputs[1:2] if targets else node.inputs:
+            tensor = None if value is None else ir.convenience.get_const_tensor(value)
+            if tensor is None or not tensor.size:
+                continue
+            if targets:
+                found.add(int(tensor.numpy().reshape(-1)[0]))
+            elif node.op_type == "Concat" and len(tensor.shape) > 1:
+                found.add(tensor.numpy().shape[0])
+    return sorted(size for size in found if size > 0)[:FROZEN]
 
 
 def merge(value: ir.Value, first: Facts, second: Facts) -> Facts:

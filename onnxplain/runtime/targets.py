@@ -14,6 +14,7 @@ from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 
 __all__ = [
+    "GIVE_LABELS",
     "PREDICTION",
     "ClassWeights",
     "Question",
@@ -30,6 +31,8 @@ ClassWeights = Mapping[Any, float] | NDArray[Any] | Sequence[Any] | None
 PREDICTION = -1
 """Stands for "this image's own argmax" in the graph's `target` input."""
 
+GIVE_LABELS = "make the file again with labels (export or instrument --labels FILE)"
+"""What to do where a file has none."""
 
 _SHOWN = 3  # classes of a sum that are named
 
@@ -251,7 +254,9 @@ def _labelled(label: str, contract: Contract) -> int:
     if label.isascii() and label.isdecimal():
         return class_index(int(label), contract)
     if not labels:
-        raise InputError(f"target {label!r}: this file has no labels; give a class index")
+        raise InputError(
+            f"target {label!r}: this file has no labels; give a class index, or {GIVE_LABELS}"
+        )
     close = difflib.get_close_matches(label.casefold(), folded, n=3, cutoff=0.5)
     hint = ", ".join(repr(labels[folded.index(match)]) for match in close)
     raise InputError(

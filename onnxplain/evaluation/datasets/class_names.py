@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 from onnxplain.evaluation.datasets.files import read_text
-from onnxplain.runtime.targets import class_index
+from onnxplain.runtime.targets import GIVE_LABELS, class_index
 
 __all__ = ["ClassNames", "read_mask_labels"]
 
@@ -34,6 +34,11 @@ class ClassNames:
         alike = self._folded.get(_folded(name), set())
         return class_index(next(iter(alike)) if len(alike) == 1 else name, self._contract)
 
+    @property
+    def labelled(self) -> bool:
+        """Whether the classes have names."""
+        return self._contract.labels is not None
+
     def label(self, index: int) -> str:
         """A class in words."""
         labels = self._contract.labels
@@ -56,10 +61,17 @@ class ClassNames:
                 found[name] = self.index(name)
             except InputError as error:
                 unknown[name] = str(error)
+        count = len(found) + len(unknown)
+        if unknown and not self.labelled:
+            raise InputError(
+                f"{what} that name no class of the model, {len(unknown)} of {count} "
+                f"({', '.join(list(unknown)[:_SHOWN])}{', ...' if len(unknown) > _SHOWN else ''}): "
+                f"it has no labels; name classes by number, 0 to {self._contract.classes - 1}, "
+                f"or {GIVE_LABELS}"
+            )
         if unknown:
             reasons = ". ".join(list(unknown.values())[:_SHOWN])
             more = f". And {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
-            count = len(found) + len(unknown)
             raise InputError(
                 f"{what} that name no class of the model, {len(unknown)} of {count}: "
                 f"{reasons}{more}"
@@ -100,8 +112,9 @@ def read_mask_labels(path: Path, names: ClassNames) -> dict[int, int]:
             )
         values[index] = value
     if not values:
+        do = "" if names.labelled else f"; the model has no labels, so {GIVE_LABELS}"
         raise InputError(
             f"{path}: no line from the second on names a class of the model; expected the name of "
-            "pixel value i in line i, the background in line 0"
+            f"pixel value i in line i, the background in line 0{do}"
         )
     return values

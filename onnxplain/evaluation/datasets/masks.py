@@ -37,8 +37,8 @@ def read_masks(sample: Sample, picture: Picture) -> list[NDArray[np.int8] | None
         picture). The crop may have left no pixel of the object.
 
     Raises:
-        ImageError: A mask cannot be read, has another size than the upright picture, or does not
-            tell which of its values is the object.
+        ImageError: A mask cannot be read, has another size than the upright picture, does not tell
+            which of its values is the object, or has no background where that is not said.
     """
     read: dict[Path, NDArray[Any]] = {}
     masks: list[NDArray[np.int8] | None] = []
@@ -132,9 +132,14 @@ def _states(values: NDArray[Any], mask: MaskFile) -> NDArray[np.uint8]:
 
 def _only_value(values: NDArray[Any], path: Path) -> int:
     """The one value that is neither 0 nor void; `VOID` itself if there is no other."""
-    found = [value for value in np.unique(values).tolist() if value != 0]
-    kept = [value for value in found if value != VOID] or [VOID]
+    found = np.unique(values).tolist()
+    kept = [value for value in found if value not in (0, VOID)] or [VOID]
     if len(kept) == 1:
+        if 0 not in found:
+            raise ImageError(
+                f"{path}: a mask without background, of value {kept[0]} alone, says nothing of "
+                "where the object is; expected 0 beside it; mend the mask or leave it out"
+            )
         return kept[0]
     more = f" and {len(kept) - _SHOWN} more" if len(kept) > _SHOWN else ""
     raise ImageError(

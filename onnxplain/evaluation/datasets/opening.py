@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from onnxplain.evaluation.datasets.mask_files import MASK_SUFFIXES, MaskFiles
 from onnxplain.evaluation.datasets.samples import MaskFile, Object, Sample
 from onnxplain.evaluation.datasets.table import read_table
 from onnxplain.inputs import PICTURE_SUFFIXES
+from onnxplain.runtime.targets import GIVE_LABELS
 
 __all__ = ["BUNDLED", "Dataset", "open_dataset"]
 
@@ -37,13 +38,16 @@ class Dataset:
 
     Attributes:
         name: what the report calls it.
-        identity: changes when anything does that results depend on: pictures, labels, masks.
+        identity: changes when anything does that results depend on: which pictures, labels and
+            masks there are. Not when a file changes:
+        stamps: of each sample, changes when its picture or masks do.
         count: how many samples there are.
         draw: makes them, from the first on.
     """
 
     name: str
     identity: str
+    stamps: Sequence[str]
     count: int
     draw: Callable[[], Iterator[Sample]]
 
@@ -98,7 +102,7 @@ def open_dataset(
     if isinstance(source, str) and source in BUNDLED:
         if masks is not None or mask_labels is not None:
             raise InputError(f"{source} has masks of its own; give none (--masks, --mask-labels)")
-        return _bundled(source, contract, names, _SCENES if limit is None else limit, seed)
+        return _bundled(source, names, _SCENES if limit is None else limit, seed)
     mask_files = MaskFiles(masks, mask_labels, names)
     samples = _samples(Path(source), names, mask_files)
     _check_masks(samples, mask_files, mask_labels)
@@ -109,14 +113,15 @@ def open_dataset(
     return Dataset(
         name=Path(source).resolve().name,
         identity=identity,
+        stamps=[_stamps(sample) for sample in samples],
         count=len(samples),
         draw=lambda: map(mask_files.resolved, samples),
     )
 
 
-def _bundled(source: str, contract: Contract, names: ClassNames, count: int, seed: int) -> Dataset:
-    if contract.labels is None:
-        raise InputError(f"{source}: the model has no labels to match; give them to its export")
+def _bundled(source: str, names: ClassNames, count: int, seed: int) -> Dataset:
+    if not names.labelled:
+        raise InputError(f"{source}: the model has no labels to match; {GIVE_LABELS}")
     classes = list(names.indices(LABELS, what=f"{source}: garments").values())
 
     def draw() -> Iterator[Sample]:
@@ -128,7 +133,7 @@ def _bundled(source: str, contract: Contract, names: ClassNames, count: int, see
             yield Sample(name=f"{source} {number}", image=image, objects=tuple(objects))
 
     identity = _identity(source, classes, count, seed)
-    return Dataset(name=source, identity=identity, count=count, draw=draw)
+    return Dataset(name=source, identity=identity, stamps=[""] * count, count=count, draw=draw)
 
 
 def _scenes(source: str, count: int, seed: int) -> Iterator[_Scene]:
@@ -202,8 +207,14 @@ def _described(sample: Sample) -> list[Any]:
     for thing in sample.objects:
         objects.append(thing.label)
         if isinstance(thing.mask, MaskFile):
-            objects += [thing.mask.path.name, thing.mask.value, _stamp(thing.mask.path)]
-    return [sample.name, _stamp(sample.image), objects]
+            objects += [thing.mask.path.name, thing.mask.value]
+    return [sample.name, objects]
+
+
+def _stamps(sample: Sample) -> str:
+    """Those of the files that it is made of."""
+    masks = [thing.mask.path for thing in sample.objects if isinstance(thing.mask, MaskFile)]
+    return json.dumps([_stamp(path) for path in (sample.image, *masks)])
 
 
 def _stamp(file: Any) -> list[int] | None:

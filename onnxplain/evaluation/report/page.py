@@ -16,7 +16,7 @@ from onnxplain.evaluation.report.charts import chart, looks
 from onnxplain.evaluation.report.copies import copies
 from onnxplain.evaluation.report.examples import examples
 from onnxplain.evaluation.report.reading import Reading, read
-from onnxplain.evaluation.report.tables import definition_id, measure_table, ranking
+from onnxplain.evaluation.report.tables import FEW, definition_id, measure_table, ranking
 from onnxplain.evaluation.report.verdict import RULE, verdict
 
 __all__ = ["page"]
@@ -87,6 +87,7 @@ def page(results: Mapping[str, Any], pictures: Sequence[NDArray[np.uint8]]) -> s
         rule=escape(RULE),
         confidence=f"{results['settings']['confidence']:.0%}",
         resamples=results["settings"]["resamples"],
+        few=FEW,
         links="\n".join([*links, '<a href="#reading">How to read this</a>']),
         sections="\n\n".join(
             f'<section id="{name}">\n<h2>{heading}</h2>\n{content}\n</section>'

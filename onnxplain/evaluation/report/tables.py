@@ -9,9 +9,11 @@ from typing import Any
 
 from onnxplain.evaluation.report.reading import CENTER, RANDOM, SIGNS, Reading, Standing
 from onnxplain.evaluation.report.verdict import doubt
+from onnxplain.evaluation.statistics import LEAST_PICTURES
 
 __all__ = [
     "ARROWS",
+    "FEW",
     "definition_id",
     "measure_table",
     "method_name",
@@ -19,7 +21,9 @@ __all__ = [
     "ranking",
 ]
 
-_ABSENT = '<td class="absent">&ndash;<span class="unseen"> not measured</span></td>'
+FEW = f"fewer than {LEAST_PICTURES} pictures"
+"""Why a number that was measured has no interval, and what is told by intervals no answer."""
+
 ARROWS = {"lower": "↓", "higher": "↑", "none": ""}
 _AIMS = {"lower": "lower is better", "higher": "higher is better"}
 _SAYS: dict[Standing, str] = {
@@ -79,22 +83,30 @@ def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any
     reason = doubt(reading, method)
     center = reading.standings(method, CENTER)
     rank = number(None) if verdict["mean_rank"] is None else f"{verdict['mean_rank']:.1f}"
+    compared = verdict["compared"]
+    few = any((method, one["name"]) in reading.values for one in reading.headlines)
     cells = [
         _yes_or_no(reason is None),
         f'<td class="number">{rank}</td>',
-        _tally(better, verdict["compared"] - better - worse, worse),
-        _tally(*(center.count(standing) for standing in SIGNS)) if center else _ABSENT,
-        _yes_or_no(verdict["class_sensitive"]),
-        _yes_or_no(verdict["weight_sensitive"]),
+        _tally(better, compared - better - worse, worse) if compared else _absent(few),
+        _tally(*(center.count(standing) for standing in SIGNS)) if center else _absent(few),
+        _yes_or_no(verdict["class_sensitive"], (method, "class_sensitivity") in reading.values),
+        _yes_or_no(verdict["weight_sensitive"], (method, "randomisation") in reading.values),
         f'<td class="reason">{escape(reason or "")}</td>',
     ]
     head = f'<th scope="row"><span class="place">{place}</span>{method_name(method)}</th>'
     return f"<tr>{head}{''.join(cells)}</tr>"
 
 
-def _yes_or_no(value: bool | None) -> str:
+def _absent(few: bool) -> str:
+    why = FEW if few else "not measured"
+    return f'<td class="absent" title="{why}">&ndash;<span class="unseen"> {why}</span></td>'
+
+
+def _yes_or_no(value: bool | None, measured: bool = True) -> str:
+    """`measured`: there is a number, be it of too few pictures for an answer."""
     if value is None:
-        return _ABSENT
+        return _absent(measured)
     return '<td class="yes">✓ yes</td>' if value else '<td class="no">✗ no</td>'
 
 
@@ -174,7 +186,7 @@ def _cell(reading: Reading, method: str, measure: str, best: Sequence[str]) -> s
     shown = number(value["value"])
     if method in best:
         shown = f"<strong>{shown}</strong>"
-    interval = ""
+    interval = f'<small title="{FEW}">no interval</small>'
     if value["low"] is not None and value["high"] is not None:
         interval = f"<small>{number(value['low'])} to {number(value['high'])}</small>"
     kind = f' class="{standing}"' if standing else ""

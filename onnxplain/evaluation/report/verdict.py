@@ -26,6 +26,8 @@ def doubt(reading: Reading, method: str) -> str | None:
     center = reading.standings(method, CENTER)
     lost = center.count("worse")
     if compared == 0:
+        if any((method, one["name"]) in reading.values for one in reading.headlines):
+            return f"was measured on fewer than {LEAST_PICTURES} pictures, too few to compare"
         return "was not compared to random maps"
     if better == 0:
         return "is better than random maps in no measure"

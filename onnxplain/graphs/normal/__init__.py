@@ -7,6 +7,8 @@ model that has nothing to rewrite is handed back as it is.
 
 from __future__ import annotations
 
+import contextlib
+
 import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
@@ -21,7 +23,7 @@ from onnxplain.graphs.normal import (  # noqa: F401
 )
 from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
 from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
-from onnxplain.graphs.shapes import PROBES, bound
+from onnxplain.graphs.shapes import PROBES, bound, frozen_batches
 
 __all__ = ["CONVERTED", "OPSETS", "normalised"]
 
@@ -56,8 +58,11 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
         return _rewritten(model, PROBES[0], size)
     except UnsupportedModelError:
         raise
-    except ModelError:  # a graph for one image only
-        return _rewritten(model, 1, size)
+    except ModelError as error:
+        for frozen in frozen_batches(model):
+            with contextlib.suppress(ModelError):
+                return _rewritten(model, frozen, size)
+        raise error
 
 
 def _rewritten(model: ir.Model, batch: int, size: tuple[int, int] | None) -> ir.Model:
