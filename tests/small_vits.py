@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.resnetv2 import ResNetV2
 from timm.models.vision_transformer import VisionTransformer
 
-__all__ = ["CONFIGURATIONS", "hybrid", "small_vit", "stir"]
+__all__ = ["CONFIGURATIONS", "hybrid", "small_vit", "stir", "with_weights"]
 
 
 def stir(module: Any) -> Any:
@@ -44,6 +44,15 @@ def small_vit(cls: type[torch.nn.Module] = VisionTransformer, **changes: Any) ->
         "num_classes": 10,
     }
     return stir(cls(**{**arguments, **changes}))
+
+
+def with_weights(weights: Mapping[str, torch.Tensor], epsilon: float) -> Any:
+    """The same of two heads and 64 features in between, with these weights by timm's names and
+    `epsilon` in its normalisations."""
+    norm = partial(torch.nn.LayerNorm, eps=epsilon)
+    same = small_vit(num_heads=2, mlp_ratio=2, norm_layer=norm)
+    same.load_state_dict(weights)
+    return same.eval()
 
 
 def hybrid(convolution: Callable[..., Any] = Conv2dSame, **changes: Any) -> Any:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_vits import with_weights
 from source_framework import COMPARED, Arrays, compare_with
 from source_relevance import compare_relevance
-from timm.models.vision_transformer import VisionTransformer
 
 from onnxplain.contract import Contract
 from onnxplain.outputs import (
@@ -242,18 +241,8 @@ def timm_twin(model: Any) -> torch.nn.Module:
             **_affine(f"blocks.{i}.mlp.fc1", block.wide),
             **_affine(f"blocks.{i}.mlp.fc2", block.narrow),
         }
-    same = VisionTransformer(
-        img_size=SIDE * PATCH,
-        patch_size=PATCH,
-        embed_dim=WIDTH,
-        depth=2,
-        num_heads=HEADS,
-        mlp_ratio=2,
-        num_classes=10,
-        norm_layer=partial(torch.nn.LayerNorm, eps=model.norm.epsilon),
-    )
-    same.load_state_dict({name: torch.from_numpy(np.array(x)) for name, x in weights.items()})
-    return same.eval()
+    tensors = {name: torch.from_numpy(np.array(x)) for name, x in weights.items()}
+    return with_weights(tensors, model.norm.epsilon)
 
 
 def _affine(name: str, layer: Any) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from small_vits import with_weights
 from source_framework import (
     COMPARED,
     Arrays,
@@ -17,6 +19,7 @@ from source_framework import (
     torchscript,
     with_dynamo,
 )
+from source_relevance import compare_relevance
 
 from onnxplain.contract import Contract
 from onnxplain.export.torch_taps import torch_taps
@@ -139,3 +142,38 @@ def test_keras(name: str, tmp_path: Path) -> None:
 
     plain = export(model, tmp_path / "plain.onnx", opset, (32, 32), channels_last=channels_last)
     assert compare_with(source, plain).methods == COMPARED
+
+
+@pytest.mark.parametrize("name", ["older exporter", "current exporter, channels last"])
+def test_relevance(name: str, tmp_path: Path) -> None:
+    export, opset, norm, channels_last = CASES[name]
+    model, _ = keras_vit(norm, channels_last)
+    plain = export(model, tmp_path / "plain.onnx", opset, (32, 32), channels_last=channels_last)
+    compare_relevance(timm_twin(model), plain)
+
+
+def timm_twin(model: Any) -> torch.nn.Module:
+    """The same classifier as a VisionTransformer of timm: Keras computes in single precision."""
+    given = iter(torch.from_numpy(array) for array in model.model.get_weights())
+    weights: dict[str, torch.Tensor] = {}
+
+    def take(name: str, turn: Callable[[torch.Tensor], torch.Tensor] = torch.t) -> None:
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = turn(next(given)), next(given)
+
+    def normalise(name: str) -> None:
+        take(name, lambda scale: scale)
+
+    take("patch_embed.proj", lambda kernel: kernel.permute(3, 2, 0, 1))
+    weights["cls_token"], weights["pos_embed"] = next(given), next(given)
+    for i in range(2):
+        normalise(f"blocks.{i}.norm1")
+        qkv = [(next(given).flatten(1).T, next(given).flatten()) for _ in range(3)]
+        weights[f"blocks.{i}.attn.qkv.weight"] = torch.cat([kernel for kernel, _ in qkv])
+        weights[f"blocks.{i}.attn.qkv.bias"] = torch.cat([bias for _, bias in qkv])
+        take(f"blocks.{i}.attn.proj", lambda kernel: kernel.flatten(0, 1).T)
+        normalise(f"blocks.{i}.norm2")
+        take(f"blocks.{i}.mlp.fc1")
+        take(f"blocks.{i}.mlp.fc2")
+    normalise("norm")
+    take("head")
+    return with_weights(weights, 1e-6)

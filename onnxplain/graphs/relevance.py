@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.graphs.axes import volume
+from onnxplain.graphs.axes import Place, origin, volume
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.gradient.table import Grads, Results, first
@@ -55,6 +55,7 @@ PASSES = (
     "PRelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Softplus", "Softsign", "Sqrt",
     "Tanh",
 )
+REARRANGES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 # Normalisations that the papers say nothing of: no rule.
 UNKNOWN = ("LpNormalization", "ReduceL2")
 # fmt: on
@@ -251,6 +252,39 @@ def is_spread(s: Step, i: int) -> bool:
     return s.input(i).shape[-1:] != s.y.shape[-1:]
 
 
+def is_bias(s: Step, i: int) -> bool:
+    """Whether operand `i` is a constant per feature: it varies along the last axis at most, or
+    along axes that the weight of a product made, such as heads and their features."""
+    if not s.fixed(i):
+        return False
+    axes = [k for k, d in enumerate(s.input(i).shape, s.y.rank - s.input(i).rank) if d != 1]
+    if all(axis == s.y.rank - 1 for axis in axes):
+        return True
+    value = s.node.inputs[1 - i]
+    whole = () if value is None else s.b.facts[value].shape  # the step may be at a few tokens
+    if value is None or len(whole) != s.y.rank:
+        return False
+    places = [Place(axis, volume(whole[axis : axis + 1])) for axis in axes]
+    return all(_is_feature(s.b, value, place) for place in places)
+
+
+def _is_feature(b: Builder, value: ir.Value, place: Place | None) -> bool:
+    """Whether positions of a value are those of a weight, be they rearranged since."""
+    node = value.producer()
+    while node is not None and node.op_type in REARRANGES and place is not None:
+        place = origin(node, 0, place, b.facts)
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    if node is None or place is None or node.op_type not in ("Conv", "Einsum", "Gemm", "MatMul"):
+        return False
+    if node.op_type == "Conv":
+        return place.axis == 1
+    weights = [k for k in (0, 1) if (v := node.inputs[k]) is not None and b.is_fixed(v)]
+    if len(weights) != 1:
+        return False
+    own, other = (origin(node, k, place, b.facts) for k in (weights[0], 1 - weights[0]))
+    return own is not None and other is None
+
+
 def addition(balance: bool) -> Rule:
     """S = R / (a + b); R_a = a S, R_b = b S; with `balance`, each rescaled by its share of sums.
 
@@ -260,8 +294,7 @@ def addition(balance: bool) -> Rule:
     def rule(s: Step, r: Grads) -> Results:
         b = s.b
         for i in (1, 0):
-            bias = s.fixed(i) and all(d == 1 for d in s.input(i).shape[:-1])
-            if bias or is_spread(s, i):
+            if is_bias(s, i) or is_spread(s, i):
                 return only(1 - i, first(r))
         share = divide(b, first(r), s.y)
         parts = [b.mul(s.input(i), share) for i in (0, 1)]
