@@ -21,7 +21,7 @@ from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
-from onnxplain.graphs.normal import normalised
+from onnxplain.graphs.normal import has_bfloat16, normalised
 from onnxplain.graphs.request import Request
 from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
@@ -113,6 +113,7 @@ def explain(
     size = _size(overrides)
     layout = (overrides.get("input") or {}).get("layout")
     probability = request.score == "probability"
+    bfloat16 = has_bfloat16(model)
     model, found, score = with_structure(
         model, logits, size, layout=layout, probability=probability
     )
@@ -123,6 +124,7 @@ def explain(
         preprocessing=preprocessing,
         labels=labels,
         overrides=overrides,
+        bfloat16=bfloat16,
     )
     chosen = served(found, base.readout, methods, probability=probability)
     base = dataclasses.replace(base, score=score)

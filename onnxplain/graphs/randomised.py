@@ -56,7 +56,7 @@ __all__ = ["MOST_LEVELS", "levels", "randomise"]
 MOST_LEVELS = 8  # of a model without attention layers
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 SIZES = frozenset({"Shape", "Size"})  # operators that read no values
-FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+FLOATS = frozenset({ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.FLOAT16})
 LEAST_LIFTED = 3  # numbers in a Constant node; fewer are no weight
 
 Cascade = list[tuple[str, set[str]]]
