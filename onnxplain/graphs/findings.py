@@ -114,9 +114,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
             return dataclasses.replace(seen, reason=str(error))
 
 
-def _with_methods(
-    seen: Findings, model: ir.Model, found: Structure, bfloat16: bool
-) -> Findings:
+def _with_methods(seen: Findings, model: ir.Model, found: Structure, bfloat16: bool) -> Findings:
     base = draft(model, found, bfloat16=bfloat16)
     one_size = dataclasses.replace(base, input=dataclasses.replace(base.input, multiple=None))
     refused = refusals(found, base.readout)

@@ -2,7 +2,8 @@
 
 onnxruntime's CPU computes nothing in bfloat16: it casts and moves it. float32 has the same range
 and 16 more bits, so the float32 model is the same function with less rounding, and no operator of
-the opsets read here means another thing for the type. Weights stay bfloat16, each cast once.
+the opsets read here means another thing for the type. Weights stay bfloat16, each cast once; so do
+float32 ones that the model rounds to bfloat16 before it computes with them, as autocast does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnxplain.graphs.stored import cast_behind, is_large, names_in
 __all__ = ["has_bfloat16", "widened"]
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+FLOATS = frozenset({ir.DataType.DOUBLE, WIDE, ir.DataType.FLOAT16})
 # Attributes that name an element type, of whichever operator.
 TYPES = frozenset(
     {"dtype", "output_datatype", "output_dtype", "precision", "softmax_precision"}
@@ -44,6 +46,7 @@ def widened(model: ir.Model) -> ir.Model:
         return model
     model = model.clone()
     graph = model.graph
+    _round_weights(graph)
     names, casts = names_in(graph), []
     for value in graph.initializers.values():
         tensor = value.const_value
@@ -70,12 +73,40 @@ def widened(model: ir.Model) -> ir.Model:
     return model
 
 
+def _round_weights(graph: ir.Graph) -> None:
+    """Puts a bfloat16 weight in place of each Cast of a weight to bfloat16."""
+    for node in graph:
+        if not _casts_to(node, NARROW):
+            continue
+        weight, rounded = node.inputs[0], node.outputs[0]
+        tensor = None if weight is None or weight.is_graph_input() else weight.const_value
+        if weight is None or tensor is None or rounded.is_graph_output():
+            continue
+        if tensor.dtype not in FLOATS:
+            continue
+        array = tensor.numpy().astype(NARROW.numpy())
+        value = ir.Value(
+            name=rounded.name,
+            type=ir.TensorType(NARROW),
+            shape=ir.Shape(array.shape),
+            const_value=ir.tensor(array, name=rounded.name),
+        )
+        rounded.replace_all_uses_with(value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+        if not weight.uses() and not weight.is_graph_output():
+            del graph.initializers[str(weight.name)]
+
+
 def _is_cast(value: ir.Value) -> bool:
     """Whether all that is done with it is what `cast_behind` does."""
     users = [node for node, _ in value.uses()]
-    return bool(users) and all(
-        node.op_type == "Cast" and node.attributes["to"].value == WIDE for node in users
-    )
+    return bool(users) and all(_casts_to(node, WIDE) for node in users)
+
+
+def _casts_to(node: ir.Node, dtype: ir.DataType) -> bool:
+    to = node.attributes.get("to")
+    return node.op_type == "Cast" and node.domain == "" and to is not None and to.value == dtype
 
 
 def _names_it(attribute: ir.Attr) -> bool:
@@ -92,4 +123,3 @@ def _holds_it(attribute: ir.Attr) -> bool:
 
 def _wide(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.tensor(tensor.numpy().astype(np.float32), name=tensor.name)
-
