@@ -29,7 +29,7 @@ from onnxplain.graphs.selection import maps_alone, with_methods
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["SINGLE", "Explained", "explain", "with_structure"]
+__all__ = ["SINGLE", "Explained", "explain", "known", "with_structure"]
 
 SINGLE = "single"
 
@@ -107,8 +107,7 @@ def explain(
     if not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
         raise InputError(f"gamma {gamma!r}; expected a number from 0 on")
     request = request or Request()
-    known = _known(model)
-    overrides = {**known, **(contract or {})}
+    overrides = {**known(model), **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
     layout = (overrides.get("input") or {}).get("layout")
@@ -218,8 +217,12 @@ def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
     return height, width
 
 
-def _known(model: ir.Model) -> dict[str, Any]:
-    """What the plain graph of a bundle says of itself, as overrides for the contract."""
+def known(model: ir.Model) -> dict[str, Any]:
+    """What the plain graph of a bundle says of itself, as overrides for the contract.
+
+    Raises:
+        UnsupportedModelError: The model is explained already.
+    """
     if KEY not in model.metadata_props:
         return {}
     own = Contract.from_json(model.metadata_props[KEY])

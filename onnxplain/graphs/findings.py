@@ -17,7 +17,7 @@ from onnxplain.graphs.assemble import build
 from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.choice import refusals
 from onnxplain.graphs.draft import draft
-from onnxplain.graphs.explained import with_structure
+from onnxplain.graphs.explained import known, with_structure
 from onnxplain.graphs.normal import has_bfloat16
 from onnxplain.graphs.selection import with_methods
 from onnxplain.graphs.shapes import Facts, Shape, infer, show
@@ -82,9 +82,10 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
         image_size: Height and width to look at it with, where the graph takes pictures of any.
 
     Raises:
-        ModelError: It is missing, damaged or not ONNX.
+        ModelError: It is missing, damaged or not ONNX, or explained already.
     """
     model = load(path)
+    known(model)
     graph = model.graph
     weights = [value.const_value for value in graph.initializers.values()]
     seen = Findings(

@@ -28,8 +28,9 @@ def has_bfloat16(model: ir.Model) -> bool:
     """Whether an input, an output, a weight or a node of the main graph is in bfloat16."""
     graph = model.graph
     tensors = (value.const_value for value in graph.initializers.values())
-    typed = [*graph.inputs, *graph.outputs, *(t for t in tensors if t is not None)]
-    return any(one.dtype == NARROW for one in typed) or any(
+    types = {value.dtype for value in (*graph.inputs, *graph.outputs)}
+    types |= {tensor.dtype for tensor in tensors if tensor is not None}
+    return NARROW in types or any(
         _names_it(attribute) or _holds_it(attribute)
         for node in graph
         for attribute in node.attributes.values()
