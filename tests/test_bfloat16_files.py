@@ -258,6 +258,15 @@ def test_weights_that_are_rounded_in_the_graph(tmp_path: Path) -> None:
     assert relative_difference(found, expected) <= FLOAT32
 
 
+def test_a_batch_that_the_exporter_fixed(explained: Path, tmp_path: Path) -> None:
+    """It folded the class token for all images into one bfloat16 tensor."""
+    options = EXPORTERS["current, 20"]
+    path = to_file(wide_vit().bfloat16(), tmp_path / "plain.onnx", size=VIT, batch=20, **options)
+    report = ox.instrument(path, tmp_path / "explained.onnx")
+    assert report.contract.input.batch is None
+    same(all_of(tmp_path / "explained.onnx"), all_of(explained))
+
+
 def test_an_island(tmp_path: Path) -> None:
     """A float32 file that rounds one value to bfloat16 and back."""
     plain = to_file(HandWritten(), tmp_path / "plain.onnx")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["SMALL", "cast_behind", "is_large", "names_in"]
+__all__ = ["SMALL", "cast_behind", "is_large", "names_in", "tensor_of"]
 
 SMALL = 256  # bytes; halving fewer is not worth a node
 
@@ -39,3 +39,10 @@ def cast_behind(value: ir.Value, taken: set[str]) -> ir.Node:
     value.replace_all_uses_with(whole)
     to = {"to": int(ir.DataType.FLOAT)}
     return ir.node("Cast", [value], to, outputs=[whole], name=f"n_{name}")
+
+
+def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
+    """The tensor that a value is, or is cast from; None where it is computed otherwise."""
+    node = value.producer()
+    source = value if node is None or node.op_type != "Cast" else node.inputs[0]
+    return None if source is None else source.const_value
