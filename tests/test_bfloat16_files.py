@@ -30,7 +30,7 @@ from onnxplain.graphs.randomised import levels, randomise
 from onnxplain.outputs import METHODS
 
 # torch rounds every value of the forward pass to 8 bits, 2**-9 of it, some thirty times one after
-# another; the roundings are independent.
+# another; the roundings are independent, so they add up to the root of thirty times that.
 EIGHT_BITS = 2.0**-6
 # The same operators on the same numbers, in the order that onnxruntime chooses.
 FLOAT32 = 1e-5
