@@ -35,6 +35,7 @@ EIGHT_BITS = 2.0**-6
 # The same operators on the same numbers, in the order that onnxruntime chooses.
 FLOAT32 = 1e-5
 EXPORTERS: dict[str, dict[str, Any]] = {
+    "TorchScript, 14": {"opset": 14},
     "TorchScript, 17": {"opset": 17},
     "current, 20": {"dynamo": True, "opset": 20},
     "current, 23": {"dynamo": True, "opset": 23},  # with the Attention operator
