@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
+from channels_last import turned
 from hand_written import SIZE, HandWritten, to_file
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -268,6 +268,13 @@ def test_a_batch_that_the_exporter_fixed(explained: Path, tmp_path: Path) -> Non
     same(all_of(tmp_path / "explained.onnx"), all_of(explained))
 
 
+def test_channels_last(plain: Path, explained: Path, tmp_path: Path) -> None:
+    ox.instrument(turned(plain, tmp_path / "turned.onnx"), tmp_path / "explained.onnx")
+    feeds = {"image": pixels().transpose(0, 2, 3, 1), "target": np.array([1, 4, 2])}
+    expected = all_of(explained)
+    same(run(tmp_path / "explained.onnx", feeds), expected)
+
+
 def test_an_island(tmp_path: Path) -> None:
     """A float32 file that rounds one value to bfloat16 and back."""
     plain = to_file(HandWritten(), tmp_path / "plain.onnx")
@@ -320,109 +327,17 @@ def test_inspect_says_what_is_computed(plain: Path, explained: Path) -> None:
     assert "image BFLOAT16" in told.stdout
 
 
-# Operators, built for an element type: in bfloat16 and widened they are what they are in float32
-
-X = np.array([[-1.5, 0.25, 3.0], [0.5, -2.0, 1.0]], np.float32)
-SHAPE = numpy_helper.from_array(np.array([2, 3]), "shape")
-
-
-def tensor(kind: int, name: str, *values: float) -> onnx.TensorProto:
-    return helper.make_tensor(name, kind, [len(values)] if len(values) > 1 else [], values)
-
-
-def node(op: str, inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs.split(), [output], name=f"make_{output}", **attributes)
-
-
-def constants(kind: int) -> list[onnx.NodeProto]:
-    return [
-        node("Constant", "", "c", value=tensor(kind, "c", 1, 2, 3)),
-        node("Constant", "", "s", value=SHAPE),
-        node("ConstantOfShape", "s", "d", value=helper.make_tensor("v", kind, [1], [0.5])),
-        node("Mul", "x c", "m"),
-        node("Add", "m d"),
-    ]
-
-
-def casts(kind: int) -> list[onnx.NodeProto]:
-    return [
-        node("Cast", "x", "i", to=TensorProto.INT64),
-        node("Cast", "i", "f", to=kind),
-        node("CastLike", "i x", "g"),
-        node("Cast", "x", "d", to=TensorProto.DOUBLE),
-        node("Cast", "d", "e", to=kind),
-        node("Sum", "f g e"),
-    ]
-
-
-def made(kind: int) -> list[onnx.NodeProto]:
-    return [
-        node("EyeLike", "x", "i", dtype=kind),
-        node("RandomUniformLike", "x", "r", dtype=kind, seed=1.0),
-        node("RandomNormal", "", "n", dtype=kind, seed=1.0, shape=[2, 3]),
-        node("Sum", "x i r n"),
-    ]
-
-
-def quantised(kind: int) -> list[onnx.NodeProto]:
-    return [
-        node("Constant", "", "s", value=tensor(kind, "s", 0.125)),
-        node("Constant", "", "z", value=tensor(TensorProto.INT8, "z", 3)),
-        node("QuantizeLinear", "x s z", "q"),
-        node("DequantizeLinear", "q s z"),
-    ]
-
-
-def bounded(kind: int) -> list[onnx.NodeProto]:
-    return [
-        node("Constant", "", "l", value=tensor(kind, "l", -1)),
-        node("Constant", "", "h", value=tensor(kind, "h", 2)),
-        node("Clip", "x l h", "c"),
-        node("Constant", "", "one", value=tensor(kind, "one", 1, 1, 1)),
-        node("LayerNormalization", "c one", stash_type=kind),
-    ]
-
-
-def attention(kind: int) -> list[onnx.NodeProto]:
-    """Two queries, of which the second sees nothing."""
-    never = helper.make_tensor("m", kind, [2, 2], [0, -1, -np.inf, -np.inf])
-    return [
-        node("Constant", "", "mask", value=never),
-        node("Constant", "", "four", value=numpy_helper.from_array(np.array([0, 1]), "four")),
-        node("Unsqueeze", "x four", "q"),
-        node("Attention", "q q q mask", "a", softmax_precision=kind),
-        node("Squeeze", "a four"),
-    ]
-
-
-def written(make: Any, kind: int) -> onnx.ModelProto:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        make(kind), "g", [value("x", kind, [2, 3])], [value("y", kind, [2, 3])]
-    )
-    opset = helper.make_opsetid("", 23 if make is attention else 21)
-    return helper.make_model(graph, opset_imports=[opset], ir_version=10)
-
-
-@pytest.mark.parametrize("make", [constants, casts, made, quantised, bounded, attention])
-def test_operators(make: Any) -> None:
-    model = ir.to_proto(widened(ir.from_proto(written(make, TensorProto.BFLOAT16))))
-    onnx.checker.check_model(model, full_check=True)
-    found, expected = (computed(m) for m in (model, written(make, TensorProto.FLOAT)))
-    np.testing.assert_array_equal(found, expected)
-
-
-def computed(model: onnx.ModelProto) -> NDArray[Any]:
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    (y,) = session.run(None, {"x": X})
-    return y
-
-
-def test_a_model_without_bfloat16_is_left_alone() -> None:
-    model = ir.from_proto(written(constants, TensorProto.FLOAT))
-    assert widened(model) is model
+def test_an_explained_file_that_cannot_be_loaded_is_not_looked_into(
+    explained: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(explained)
+    model.graph.node.append(helper.make_node("Cast", ["output"], ["half"], to=TensorProto.BFLOAT16))
+    model.graph.node.append(helper.make_node("Exp", ["half"], ["more"]))
+    model.graph.output.append(helper.make_empty_tensor_value_info("more"))
+    onnx.save(model, tmp_path / "broken.onnx")
+    told = CliRunner().invoke(app, ["inspect", str(tmp_path / "broken.onnx")])
+    assert told.exit_code == 2
+    assert "onnxruntime cannot load it" in told.stderr
 
 
 def test_the_model_is_left_as_it_is(plain: Path) -> None:
@@ -448,14 +363,15 @@ def test_a_branch(plain: Path, tmp_path: Path) -> None:
     last.output[:] = ["inner"]
     kind = TensorProto.BFLOAT16
     branch = helper.make_graph(
-        [node("Add", "inner one", "taken")],
+        [helper.make_node("Add", ["inner", "one"], ["taken"])],
         "branch",
         [],
         [helper.make_tensor_value_info("taken", kind, ["n", 10])],
-        [tensor(kind, "one", 1)],
+        [helper.make_tensor("one", kind, [], [1])],
     )
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    model.graph.node.append(node("If", "yes", "output", then_branch=branch, else_branch=branch))
+    chosen = helper.make_node("If", ["yes"], ["output"], then_branch=branch, else_branch=branch)
+    model.graph.node.append(chosen)
     onnx.save(model, tmp_path / "branch.onnx")
     with pytest.raises(UnsupportedModelError, match=r"\(If\) holds a subgraph"):
         ox.instrument(tmp_path / "branch.onnx", tmp_path / "explained.onnx")
