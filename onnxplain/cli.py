@@ -21,7 +21,7 @@ from onnxplain.console import (
     print_json,
     progress,
 )
-from onnxplain.errors import InputError, OnnxplainError
+from onnxplain.errors import ContractError, InputError, ModelError, OnnxplainError
 from onnxplain.evaluating import evaluate
 from onnxplain.making import export, instrument
 from onnxplain.options import (
@@ -53,6 +53,7 @@ from onnxplain.reporting import (
 )
 
 if TYPE_CHECKING:
+    from onnxplain.graphs.findings import Findings
     from onnxplain.runtime import Explanation
 
 __all__ = ["app"]
@@ -247,12 +248,22 @@ def _inspect(
     """
     from onnxplain.runtime.model import NotInstrumentedError
 
+    def look() -> Findings:
+        from onnxplain.graphs.findings import find
+
+        return find(model, image_size=None if img_size is None else read_size(img_size))
+
     try:
         contract = onnxplain.Explainer(model, device="cpu", **sized(img_size)).contract
     except NotInstrumentedError:
-        from onnxplain.graphs.findings import find
-
-        found = find(model, image_size=None if img_size is None else read_size(img_size))
+        print_findings(look(), as_json)
+    except ContractError:
+        raise
+    except ModelError as error:  # onnxruntime loads no model in bfloat16, say
+        try:
+            found = look()
+        except OnnxplainError:
+            raise error from None
         print_findings(found, as_json)
     else:
         print_contract(model, contract, as_json)

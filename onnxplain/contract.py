@@ -18,6 +18,7 @@ from onnxplain.errors import ContractError, InputError
 from onnxplain.outputs import POOLING, TOKEN_WEIGHTS
 
 __all__ = [
+    "BFLOAT16",
     "BUNDLE_FILE",
     "FORMAT",
     "HALF",
@@ -41,6 +42,7 @@ LARGEST_SIDE = 2**15  # pixels
 LARGEST_INPUT = LARGEST_SIDE**2  # pixels of all pictures of a batch of a fixed size
 PRECISIONS = ("fp32", "fp16")  # what weights are stored in; inputs, outputs and arithmetic are fp32
 HALF = "half"  # the model computes in float16, and what explains it in float32
+BFLOAT16 = "bfloat16"  # what the model computes in bfloat16, the file computes in float32
 # The model rounds to 8 bits; gradients and relevance pass straight through, and are 0 where a value
 # was cut off at the end of the range.
 INT8 = "int8"
@@ -204,7 +206,7 @@ class Contract:
     methods: dict[str, tuple[str, ...]]  # method -> outputs it reads
     source: Source = field(default_factory=Source)
     labels: tuple[str, ...] | None = None
-    precision: str = "fp32"  # one of PRECISIONS, HALF or INT8
+    precision: str = "fp32"  # one of PRECISIONS, HALF, BFLOAT16 or INT8
     target: str | None = "target"  # None: no output depends on the class
     logits: str = "logits"
     features: str | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from onnxplain.contract import HALF, INT8, LARGEST_INPUT, PRECISIONS, Contract
+from onnxplain.contract import BFLOAT16, HALF, INT8, LARGEST_INPUT, PRECISIONS, Contract
 from onnxplain.outputs import METHODS, map_name
 
 __all__ = ["check"]
@@ -78,7 +78,7 @@ def check(contract: Contract) -> None:
         raise ValueError(f"patches of {contract.tokens.patch} pixels on pictures of any size")
     if contract.score not in ("logit", "softmax", "sigmoid"):
         raise ValueError(f"score {contract.score!r}")
-    if contract.precision not in (*PRECISIONS, HALF, INT8):
+    if contract.precision not in (*PRECISIONS, HALF, BFLOAT16, INT8):
         raise ValueError(f"precision {contract.precision!r}")
     for layer in contract.layers:
         if layer.kind not in ("global", "class") or not 0 <= layer.first_token < count:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["describe", "describe_findings", "describe_verification"]
 
 _SHOWN_LABELS = 5
-_OF_THE_GRAPH = ("tokens", "readout", "features", "attention", "classes", "logits")
+_OF_THE_GRAPH = ("precision", "tokens", "readout", "features", "attention", "classes", "logits")
 
 
 def describe(contract: Contract) -> Iterator[tuple[str, str]]:
@@ -29,6 +29,11 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield "precision", "8 bits; gradients pass the rounding unchanged, 0 where it cut off"
     if contract.precision == "half":
         yield "precision", "the model computes in float16, what explains it in float32"
+    if contract.precision == "bfloat16":
+        yield (
+            "precision",
+            "bfloat16 of the model is computed in float32, with its weights stored as they were",
+        )
     if contract.precision == "fp16":
         yield "precision", "weights stored as float16; computes in float32"
     if source.versions:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx.reference
 import pytest
+from differences import agree, differences, differentiate, evaluate
 from single_nodes import Arrays, floats, run, single, written_out
 
 from onnxplain.errors import UnsupportedModelError
@@ -36,7 +37,7 @@ def additive(seen: np.ndarray) -> np.ndarray:
 CASES: dict[str, tuple[Arrays, dict[str, Any]]] = {
     "by head": (QKV, {}),
     "side by side": ({"q": Q3, "k": K3, "v": V3}, THREE),
-    "scale": (QKV, {"scale": 0.3}),
+    "scale": (QKV, {"scale": 0.5625}),  # 0.75 squared: onnx takes the root in float32
     "soft cap": (QKV, {"softcap": 0.5}),
     "causal": (QKV, {"is_causal": 1}),
     "causal, more queries": ({"q": K, "k": Q, "v": floats(2, 4, 5, 3)}, {"is_causal": 1}),
@@ -97,6 +98,47 @@ def test_it_equals_onnx_and_onnxruntime(
     (fused,) = run(model, arrays)
     for expected in (reference, fused):
         close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("opset", "arrays", "attributes"),
+    [(opset, *case) for opset, _, *case in ALL],
+    ids=[f"{name}, {opset}" for opset, name, *_ in ALL],
+)
+def test_its_gradient_is_that_of_the_operator(
+    opset: int, arrays: Arrays, attributes: dict[str, Any]
+) -> None:
+    """The operator itself, as onnx computes it, moved along random directions of each operand."""
+    feeds = {name: array for name, array in arrays.items() if array is not None}
+    operands = [name for name in feeds if feeds[name].dtype == np.float32]
+    feeds |= {name: feeds[name].astype(np.float64) for name in operands}
+    model = single("Attention", {**arrays, **feeds}, opset, **attributes)
+    shape = evaluate(model, feeds)["y"].shape
+    weights = np.random.default_rng(1).normal(size=shape)
+    result = differentiate(written_out(model), {"y": None}, operands)
+    outputs = evaluate(result.model, {**feeds, "seed.y": weights})
+    for name in operands:
+        gradient = outputs[f"cotangent.{name}"]
+        assert gradient.any()
+        directions = np.random.default_rng(2).normal(size=(4, *gradient.shape))
+        expected = differences(model, feeds, {"y": weights}, name, directions)
+        found = np.tensordot(directions, gradient, gradient.ndim)
+        agree(found, expected)
+
+
+@pytest.mark.parametrize("mask", [BLIND, additive(BLIND).astype(np.float64)], ids=["which", "sum"])
+def test_a_query_that_sees_nothing_has_no_gradient(mask: np.ndarray) -> None:
+    arrays = {"q": Q, "k": K, "v": V, "mask": mask}
+    arrays |= {name: arrays[name].astype(np.float64) for name in "qkv"}
+    model = written_out(single("Attention", arrays, 24))
+    result = differentiate(model, {"y": None}, ["q", "k", "v"])
+    seed = np.random.default_rng(1).normal(size=(2, 4, 5, 3))
+    whole = evaluate(result.model, {**arrays, "seed.y": seed})
+    assert not whole["cotangent.q"][:, :, 2].any()
+    assert all(whole["cotangent.q"][:, :, i].any() for i in (0, 1, 3, 4))
+    seed[:, :, [0, 1, 3, 4]] = 0  # what that query alone gives the keys and values
+    alone = evaluate(result.model, {**arrays, "seed.y": seed})
+    assert not any(alone[f"cotangent.{name}"].any() for name in "qkv")
 
 
 def by_hand(**attributes: Any) -> np.ndarray:

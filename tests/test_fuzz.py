@@ -27,7 +27,8 @@ LOG = os.environ.get("ONNXPLAIN_FUZZ_LOG")  # a line of JSON for every round
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformer in two exporters' hands, a convolutional network, and channels last."""
+    """A transformer in two exporters' hands, with channels last, in bfloat16, and a convolutional
+    network."""
     folder = tmp_path_factory.mktemp("files")
     network = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU()),
@@ -37,6 +38,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     to_file(HandWritten(), folder / "b.onnx", dynamo=True, opset=20)
     to_file(network.eval(), folder / "c.onnx")
     turned(folder / "a.onnx", folder / "d.onnx")
+    to_file(HandWritten().bfloat16(), folder / "e.onnx", dynamo=True, opset=20)
     return folder
 
 
@@ -58,7 +60,7 @@ fuzzed = settings(
 
 @fuzzed
 @given(
-    which=st.sampled_from("abcd"),
+    which=st.sampled_from("abcde"),
     changes=st.lists(st.sampled_from([*MUTATIONS, *BYTES]), min_size=1, max_size=3),
     random=st.randoms(use_true_random=False),
 )

@@ -130,10 +130,11 @@ def with_a_branch(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
 
 
-def in_bfloat16(model: onnx.ModelProto) -> None:
+def in_float8(model: onnx.ModelProto) -> None:
+    with_opset(19)(model)
     before_the_end(
-        helper.make_node("Cast", ["inner"], ["half"], to=TensorProto.BFLOAT16),
-        helper.make_node("Cast", ["half"], ["output"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["inner"], ["eighth"], to=TensorProto.FLOAT8E4M3FN),
+        helper.make_node("Cast", ["eighth"], ["output"], to=TensorProto.FLOAT),
     )(model)
 
 
@@ -148,8 +149,7 @@ def dangling(model: onnx.ModelProto) -> None:
 UNSUPPORTED: dict[str, tuple[Change, str]] = {
     "a new opset": (with_opset(26), "opset 26; expected 11 to 25 (export the model again"),
     "integers": (with_type(TensorProto.UINT8), "image is UINT8; expected float32"),
-    "bfloat16": (with_type(TensorProto.BFLOAT16), "image is BFLOAT16; expected float32 or float16"),
-    "bfloat16 inside": (in_bfloat16, "half is BFLOAT16, which onnxruntime has no CPU kernels for"),
+    "float8 inside": (in_float8, "eighth is FLOAT8E4M3FN, which onnxruntime has no CPU kernels"),
     "grey pictures": (with_dim(1, 1), "expected [batch, 3, height, width]"),
     "any height": (with_dim(2, "height"), "expected height and width that are both fixed or both"),
     "two inputs": (with_another_input, "inputs: image [n,3,24,32], scale [1]; expected one"),

@@ -78,8 +78,8 @@ def instrument(
             0..1), `crop_pct`, `crop_mode`, `interpolation`.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
-        precision: "fp16" stores the weights as float16, which halves the file and rounds them to 11
-            bits; inputs, outputs and arithmetic stay float32.
+        precision: "fp16" stores float32 weights as float16, which halves the file and rounds them
+            to 11 bits; inputs, outputs and arithmetic stay float32.
         outputs: "taps": what the methods read (attention, gradients, ...); "maps": their finished
             maps, `map.{method}`, alone; "both". None: both, or the maps of several targets.
         map_options: `head_fusion`, `discard_ratio` and `start_layer` of the maps, as in

@@ -78,7 +78,8 @@ class Builder:
         """The value that `of` made a tensor of."""
         node = tensor.value.producer()
         before = None if node is None or node.op_type != "Cast" else node.inputs[0]
-        cast = before is not None and before in self.facts and self.facts[before].is_half
+        fact = None if before is None else self.facts.get(before)
+        cast = fact is not None and fact.dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
         return before if cast and before is not None else tensor.value
 
     def is_fixed(self, value: ir.Value) -> bool:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxplain import __version__
 from onnxplain.contract import (
+    BFLOAT16,
     HALF,
     INT8,
     AttentionLayer,
@@ -49,8 +50,15 @@ def draft(
     preprocessing: Mapping[str, Any] | None = None,
     labels: Sequence[str] | str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    bfloat16: bool = False,
 ) -> Contract:
     """The contract of a model, before it is said which methods and outputs a graph has.
+
+    Args:
+        model: The model, `normalised`.
+        found: What it is.
+        source, preprocessing, labels, overrides: As in `explain`.
+        bfloat16: Whether it has bfloat16 as its exporter wrote it.
 
     Raises:
         UnsupportedModelError: The token layout is neither found nor given, or does not fit.
@@ -86,7 +94,7 @@ def draft(
         source=dataclasses.replace(source, versions=versions),
         labels=None if labels is None else read_labels(labels, found.classes),
         logits=found.logits.name or "",
-        precision=_precision(model, found),
+        precision=_precision(model, found, bfloat16),
     )
     try:
         return Contract.from_json(contract.to_json(), where="contract=")
@@ -202,13 +210,15 @@ def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
         raise InputError(f"fields {', '.join(fields)}; expected {known}") from None
 
 
-def _precision(model: ir.Model, found: Structure) -> str:
+def _precision(model: ir.Model, found: Structure, bfloat16: bool) -> str:
     if any(node.op_type == "QuantizeLinear" for node in model.graph):
         return INT8
     values = [tap.value for layer in found.layers for tap in layer]
     values += [features.value for features in found.features]
     if any(found.facts[value].is_half for value in values):
         return HALF
+    if bfloat16:
+        return BFLOAT16
     tensors = [value.const_value for value in model.graph.initializers.values()]
     return (
         "fp16" if any(t is not None and t.dtype == ir.DataType.FLOAT16 for t in tensors) else "fp32"

@@ -21,7 +21,7 @@ from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
-from onnxplain.graphs.normal import normalised
+from onnxplain.graphs.normal import has_bfloat16, normalised
 from onnxplain.graphs.request import Request
 from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
@@ -29,7 +29,7 @@ from onnxplain.graphs.selection import maps_alone, with_methods
 from onnxplain.graphs.structure import Structure, analyse
 from onnxplain.outputs import GRAPH_KINDS
 
-__all__ = ["SINGLE", "Explained", "explain", "with_structure"]
+__all__ = ["SINGLE", "Explained", "explain", "known", "with_structure"]
 
 SINGLE = "single"
 
@@ -107,12 +107,12 @@ def explain(
     if not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
         raise InputError(f"gamma {gamma!r}; expected a number from 0 on")
     request = request or Request()
-    known = _known(model)
-    overrides = {**known, **(contract or {})}
+    overrides = {**known(model), **(contract or {})}
     logits = overrides.pop("logits", None)
     size = _size(overrides)
     layout = (overrides.get("input") or {}).get("layout")
     probability = request.score == "probability"
+    bfloat16 = has_bfloat16(model)
     model, found, score = with_structure(
         model, logits, size, layout=layout, probability=probability
     )
@@ -123,6 +123,7 @@ def explain(
         preprocessing=preprocessing,
         labels=labels,
         overrides=overrides,
+        bfloat16=bfloat16,
     )
     chosen = served(found, base.readout, methods, probability=probability)
     base = dataclasses.replace(base, score=score)
@@ -216,8 +217,12 @@ def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
     return height, width
 
 
-def _known(model: ir.Model) -> dict[str, Any]:
-    """What the plain graph of a bundle says of itself, as overrides for the contract."""
+def known(model: ir.Model) -> dict[str, Any]:
+    """What the plain graph of a bundle says of itself, as overrides for the contract.
+
+    Raises:
+        UnsupportedModelError: The model is explained already.
+    """
     if KEY not in model.metadata_props:
         return {}
     own = Contract.from_json(model.metadata_props[KEY])

@@ -17,7 +17,8 @@ from onnxplain.graphs.assemble import build
 from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.choice import refusals
 from onnxplain.graphs.draft import draft
-from onnxplain.graphs.explained import with_structure
+from onnxplain.graphs.explained import known, with_structure
+from onnxplain.graphs.normal import has_bfloat16
 from onnxplain.graphs.selection import with_methods
 from onnxplain.graphs.shapes import Facts, Shape, infer, show
 from onnxplain.graphs.sound import blaming
@@ -81,9 +82,10 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
         image_size: Height and width to look at it with, where the graph takes pictures of any.
 
     Raises:
-        ModelError: It is missing, damaged or not ONNX.
+        ModelError: It is missing, damaged or not ONNX, or explained already.
     """
     model = load(path)
+    known(model)
     graph = model.graph
     weights = [value.const_value for value in graph.initializers.values()]
     seen = Findings(
@@ -97,6 +99,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
     )
     with blaming(path):
         try:
+            bfloat16 = has_bfloat16(model)
             model, found, _ = with_structure(model, None, image_size)
         except UnsupportedModelError as error:
             return dataclasses.replace(seen, reason=str(error))
@@ -107,13 +110,13 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
             no_attention=found.no_attention,
         )
         try:
-            return _with_methods(seen, model, found)
+            return _with_methods(seen, model, found, bfloat16)
         except UnsupportedModelError as error:
             return dataclasses.replace(seen, reason=str(error))
 
 
-def _with_methods(seen: Findings, model: ir.Model, found: Structure) -> Findings:
-    base = draft(model, found)
+def _with_methods(seen: Findings, model: ir.Model, found: Structure, bfloat16: bool) -> Findings:
+    base = draft(model, found, bfloat16=bfloat16)
     one_size = dataclasses.replace(base, input=dataclasses.replace(base.input, multiple=None))
     refused = refusals(found, base.readout)
     possible = tuple(method for method in METHODS if method not in refused)

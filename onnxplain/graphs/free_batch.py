@@ -19,6 +19,7 @@ import onnx_ir as ir
 from onnxplain.errors import ModelError
 from onnxplain.graphs.axes import BATCH, ELEMENTWISE, Place, follow, origin, volume
 from onnxplain.graphs.shapes import PROBES, Batch, Facts, Shape, bound, infer, merge, visit
+from onnxplain.graphs.stored import tensor_of
 from onnxplain.graphs.taps import dependents
 
 __all__ = ["with_free_batch"]
@@ -147,12 +148,12 @@ class _Freed:
         Raises:
             ModelError: It is not the same for all.
         """
-        tensor, maker = value.const_value, value.producer()
-        array = self.facts[value].constant if tensor is None else tensor.numpy()
+        tensor, maker, fact = tensor_of(value), value.producer(), self.facts[value]
+        array = fact.constant if tensor is None else tensor.numpy()
         if array is not None:
             first = array.take([0], axis)
             if (array == first).all():
-                return self._constant(first)
+                return self._constant(first.astype(fact.dtype.numpy()))
         elif maker is not None and maker.op_type == "Expand" and maker.inputs[0] is not None:
             from_end = axis - len(self.facts[value].shape)
             inner = self.facts[maker.inputs[0]].shape

@@ -1,10 +1,8 @@
 """Weights stored as float16: half the file, computed in float32 all the same.
 
-A weight becomes a float16 initializer with a Cast to float32 behind it. onnxruntime folds the Cast
-when it loads the file, so a run costs what it did; a runtime that does not fold runs the Cast. What
-goes in and comes out stays float32, and nothing is computed in float16: half of onnxruntime's CPU
-kernels lack it, and gradients and relevance leave its range (the 1e-9 in the relevance rules is 0
-there).
+A weight becomes a float16 initializer with a Cast to float32 behind it. What goes in and comes out
+stays float32, and nothing is computed in float16: half of onnxruntime's CPU kernels lack it, and
+gradients and relevance leave its range (the 1e-9 in the relevance rules is 0 there).
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.contract import HALF, INT8, PRECISIONS
+from onnxplain.contract import BFLOAT16, HALF, INT8, PRECISIONS
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import Explained
+from onnxplain.graphs.stored import SMALL, cast_behind, is_large, names_in
 
 __all__ = ["check_precision", "halved", "narrow"]
 
-SMALL = 256  # bytes; halving fewer is not worth a node
 LARGEST = float(np.finfo(np.float16).max)
 SMALLEST = float(np.finfo(np.float16).smallest_normal)
 
@@ -36,7 +34,7 @@ def halved(array: np.ndarray) -> np.ndarray | None:
 
     It should stay where a value is too large for float16 (65504), or where all are so small
     (below 6e-5) that float16 has less than its 11 bits for them. Infinities, as in masks, stay
-    what they are. Vectors (biases, norms, scales) are a hundredth of a model and not worth it.
+    what they are. What is not `is_large` is not worth it.
     """
     if array.ndim < 2 or array.dtype != np.float32 or array.nbytes <= SMALL:
         return None
@@ -63,6 +61,7 @@ def narrow(explained: Explained, *, lossless: bool = False) -> Explained:
     kept: dict[str, None] = {}
     for model in explained.models.values():
         casts = []
+        names = names_in(model.graph)
         for name, value in list(model.graph.initializers.items()):
             tensor = value.const_value
             if tensor is None or value.is_graph_input() or value.is_graph_output():
@@ -71,38 +70,29 @@ def narrow(explained: Explained, *, lossless: bool = False) -> Explained:
                 tensors[id(tensor)] = _narrowed(tensor, lossless)
             half = tensors[id(tensor)]
             if half is not None:
-                casts.append(_store(value, half))
-            elif tensor.dtype == ir.DataType.FLOAT and _is_large(tensor):
+                casts.append(cast_behind(value, names))
+                value.const_value, value.type = half, ir.TensorType(ir.DataType.FLOAT16)
+            elif tensor.dtype == ir.DataType.FLOAT and is_large(tensor):
                 kept[name] = None
         if casts:
             model.graph.insert_before(model.graph[0], casts)
-    if explained.contract.precision != "fp16" and all(t is None for t in tensors.values()):
+    stored = explained.contract.precision in ("fp16", BFLOAT16)
+    if not stored and all(t is None for t in tensors.values()):
         raise ModelError(
             "no weight of the model can be stored as float16: expected float32 matrices or kernels "
             "with values up to 65504; leave the precision at fp32"
         )
     explained = dataclasses.replace(explained, kept_float32=tuple(kept))
+    if explained.contract.precision == BFLOAT16:
+        return explained
     return explained.with_contracts(lambda own: dataclasses.replace(own, precision="fp16"))
 
 
-def _is_large(tensor: ir.TensorProtocol) -> bool:
-    return len(tensor.shape) >= 2 and tensor.nbytes > SMALL
-
-
 def _narrowed(tensor: ir.TensorProtocol, lossless: bool) -> ir.TensorProtocol | None:
-    if tensor.dtype != ir.DataType.FLOAT or not _is_large(tensor):
+    if tensor.dtype != ir.DataType.FLOAT or not is_large(tensor):
         return None
     array = tensor.numpy()
     half = halved(array)
     if half is None or (lossless and not np.array_equal(half, array, equal_nan=True)):
         return None
     return ir.tensor(half, name=tensor.name)
-
-
-def _store(value: ir.Value, half: ir.TensorProtocol) -> ir.Node:
-    """Gives an initializer its float16 tensor; the node that its users read instead."""
-    whole = ir.Value(name=f"{value.name}/float32", type=value.type, shape=value.shape)
-    value.replace_all_uses_with(whole)
-    value.const_value, value.type = half, ir.TensorType(ir.DataType.FLOAT16)
-    to = {"to": int(ir.DataType.FLOAT)}
-    return ir.node("Cast", [value], to, outputs=[whole], name=f"n_{whole.name}")

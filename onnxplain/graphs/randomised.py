@@ -9,7 +9,7 @@ nothing else that was computed from them, so the gradients and relevance of the 
 the model with the replaced weights. (A relevance rule chose between two forms of one formula by how
 many zeros a weight had; they differ by rounding.)
 
-*What is a weight.* A float32 or float16 constant that the logits depend on, with at least three
+*What is a weight.* A constant in float32, float16 or bfloat16 that the logits depend on, with three
 different values, all finite: so neither a scale, nor a mask, nor a size. What is applied to the
 picture before the first product with such a constant (mean, std) is preprocessing, and the scales
 of a Resize are none either. Tables of positions are weights: a file does not say which were
@@ -56,7 +56,7 @@ __all__ = ["MOST_LEVELS", "levels", "randomise"]
 MOST_LEVELS = 8  # of a model without attention layers
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 SIZES = frozenset({"Shape", "Size"})  # operators that read no values
-FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16})
+FLOATS = frozenset({ir.DataType.BFLOAT16, ir.DataType.FLOAT, ir.DataType.FLOAT16})
 LEAST_LIFTED = 3  # numbers in a Constant node; fewer are no weight
 
 Cascade = list[tuple[str, set[str]]]
@@ -167,7 +167,8 @@ def _cascade(explained: Explained) -> Cascade:
     weights = _weights(graph, image, carried)
     if not weights:
         raise UnsupportedModelError(
-            "no weights to randomise: expected products with constants in float32 or float16"
+            "no weights to randomise: expected products with constants in float32, float16 or "
+            "bfloat16"
         )
     if not contract.layers:
         return _by_products(graph, carried, weights)

@@ -46,7 +46,10 @@ FOLDED = 4096  # values up to this many elements are computed; weights are not
 FOLDED_INTEGERS = 2**18  # an index for every channel of every image of a probe
 FROZEN = 16  # batch sizes that are tried
 COMPUTED_BYTES = 2**30  # all together, for one batch size
-COMPUTED = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16})
+COMPUTED = frozenset(
+    {ir.DataType.BFLOAT16, ir.DataType.BOOL, ir.DataType.DOUBLE, ir.DataType.FLOAT}
+    | {ir.DataType.FLOAT16}
+)
 # Results of a size that depends on the values, and is bounded by that of the operand.
 SELECTS = frozenset({"Compress", "NonZero", "Unique"})
 NORMALISATIONS = frozenset({"LayerNormalization", "RMSNormalization"})

@@ -241,7 +241,7 @@ def _check_precision(facts: dict[ir.Value, Facts], live: set[ir.Value]) -> None:
         if value in live and fact.dtype.is_floating_point() and fact.dtype not in ARITHMETIC:
             raise UnsupportedModelError(
                 f"{value.name} is {fact.dtype}, which onnxruntime has no CPU kernels for; expected "
-                "float32 or float16"
+                "float32, float16 or bfloat16"
             )
 
 
@@ -288,8 +288,8 @@ def _image(graph: ir.Graph) -> ir.Value:
         )
     if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
-            f"input {image.name} is {image.dtype}; expected float32 or float16 (export the model "
-            "with such an input)"
+            f"input {image.name} is {image.dtype}; expected float32, float16 or bfloat16 (export "
+            "the model with such an input)"
         )
     return image
 

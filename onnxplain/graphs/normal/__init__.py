@@ -1,5 +1,5 @@
 """Brings models into the form that the rest of `graphs` understands: one range of opsets, standard
-operators, each attention with its Softmax in sight.
+operators, each attention with its Softmax in sight, nothing in bfloat16.
 
 What the model computes stays the same, to the rounding of the operators that are written out. A
 model that has nothing to rewrite is handed back as it is.
@@ -21,11 +21,12 @@ from onnxplain.graphs.normal import (  # noqa: F401
     products,
     rotary,
 )
+from onnxplain.graphs.normal.bfloat16 import has_bfloat16, widened
 from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
 from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
 from onnxplain.graphs.shapes import PROBES, bound, frozen_batches
 
-__all__ = ["CONVERTED", "OPSETS", "normalised"]
+__all__ = ["CONVERTED", "OPSETS", "has_bfloat16", "normalised"]
 
 NCHWC = f"{MICROSOFT}.nchwc"
 
@@ -41,7 +42,7 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
         UnsupportedModelError: The opset is out of range or cannot be raised, or an operator of
             onnxruntime's own, or a variant of an attention, has no equal in standard operators.
     """
-    model = raised(model)
+    model = raised(widened(model))
     _check_operators(model)
     image = picture(model.graph)  # `analyse` says what is there instead
     if image is None or not any((node.domain, node.op_type) in REWRITES for node in model.graph):
