@@ -108,9 +108,13 @@ def torchscript(
     outputs: Sequence[str] = ("scores",),
     *,
     channels_last: bool = False,
+    open_sizes: bool = False,
 ) -> Path:
-    """Exports by torch's older exporter, which records a TorchScript graph."""
+    """Exports by torch's older exporter, which records a TorchScript graph. With `open_sizes` the
+    input states no size at all, which is how optimum exports."""
     axes = {name: {0: "n"} for name in ("image", *outputs)}
+    if open_sizes:
+        axes["image"] = dict(enumerate(("n", "channels", "height", "width")))
     options = {"dynamo": False, "opset_version": opset, "dynamic_axes": axes}
     return _export(module, path, _shape(size, channels_last), outputs, **options)
 
@@ -202,8 +206,8 @@ def compare_with(source: Source, plain: Path, *, runs: bool = True, **given: Any
         images = torch.randn(batch, 3, *contract.input.size, generator=generator).numpy()
         target = (np.arange(batch) * 3 + batch) % contract.classes
         pictures = images.transpose(0, 2, 3, 1) if last else images
-        found = run(path, {"image": pictures, "target": target})
-        own = run(plain, {"image": pictures}) if runs else {}
+        found = run(path, {contract.input.name: pictures, "target": target})
+        own = run(plain, {contract.input.name: pictures}) if runs else {}
         arrays = source(images, target, found, contract)
         maps = {map_name(m): compute(m, arrays, bare, {}) for m in contract.methods}
         expected = {**arrays, **maps}

@@ -36,7 +36,7 @@ def compare_relevance(module: nn.Module, plain: Path, **given: Any) -> None:
 
     Args:
         module: What the file was exported from, in evaluation mode. It is in float64 afterwards.
-        plain: The file, with the input `image`.
+        plain: The file.
         given: Further arguments of `instrument`.
     """
     explained = graphs.explain(graphs.load(plain), **given)
@@ -48,7 +48,7 @@ def compare_relevance(module: nn.Module, plain: Path, **given: Any) -> None:
     target = (torch.arange(batch) * 3 + 1) % contract.classes
     channels_last = contract.input.layout == "NHWC"
     pictures = images.permute(0, 2, 3, 1) if channels_last else images
-    feeds = {"image": pictures.numpy(), "target": target.numpy()}
+    feeds = {contract.input.name: pictures.numpy(), "target": target.numpy()}
     found = run(model, feeds)
 
     module = module.double().requires_grad_(False)

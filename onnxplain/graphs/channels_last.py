@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxplain.errors import InputError
+from onnxplain.graphs.open_sizes import layout_of
 
 __all__ = ["channels_first", "channels_last", "picture"]
 
@@ -28,7 +29,8 @@ def channels_first(model: ir.Model, layout: str | None = None) -> tuple[ir.Model
         model: With one input of rank 4 that has no default; another is handed back as it is. It is
             left as it is.
         layout: "NHWC" or "NCHW", for an input whose shape does not tell. None: channels are last
-            where the last size is 3 and the second one is not.
+            where the last size is 3 and the second one is not, or, of an input that leaves both
+            open, where the first convolution takes them from.
 
     Raises:
         InputError: Another layout, or one that the input's shape contradicts.
@@ -42,6 +44,8 @@ def channels_first(model: ir.Model, layout: str | None = None) -> tuple[ir.Model
     dims = list(image.shape)
     # Of several inputs `analyse` says the shapes that they have in the file.
     alone = all(v is image or v.name in model.graph.initializers for v in model.graph.inputs)
+    if layout is None and alone and not any(isinstance(dims[axis], int) for axis in (1, 3)):
+        layout = layout_of(image)
     if layout is None and (dims[1] == 3 or dims[3] != 3 or not alone):
         return model, "NCHW"
     layout = layout or "NHWC"

@@ -15,13 +15,14 @@ import onnx_ir as ir
 from onnxplain.contract import KEY, Contract, Source
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.assemble import build
-from onnxplain.graphs.channels_last import channels_first
+from onnxplain.graphs.channels_last import channels_first, picture
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
 from onnxplain.graphs.normal import has_bfloat16, normalised
+from onnxplain.graphs.open_sizes import with_its_size
 from onnxplain.graphs.request import Request
 from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
@@ -172,6 +173,9 @@ def with_structure(
         probability: Whether the probability of a class is explained, and not its logit.
     """
     model, layout = channels_first(model, layout)
+    image = picture(model.graph)
+    if image is not None:
+        model = with_its_size(model, image, size)
     model = normalised(model, size)
     found = analyse(model, logits, size)
     score = score_of(found) if probability else "logit"
