@@ -272,10 +272,7 @@ def with_dims(files: Any, path: Path, dims: list[Any]) -> Path:
 
 
 def test_a_shape_that_does_not_tell(files: Any, tmp_path: Path) -> None:
-    plain = with_dims(files, tmp_path / "plain.onnx", ["n", "h", "w", "c"])
     path = tmp_path / "explained.onnx"
-    with pytest.raises(ox.UnsupportedModelError, match=r"\[n,h,w,c\]; expected .*, 3, .*, 3\]"):
-        ox.instrument(plain, path)
     first, _ = files("older exporter")
     plain = with_dims(files, tmp_path / "plain.onnx", ["n", *SIZE, "c"])
     ox.instrument(plain, path, contract={"input": {"layout": "NHWC"}}, outputs="both")
