@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "contract": {"contract_checks", "outputs", "errors"},
     "contract_checks": {"contract", "outputs"},
     "runtime": {"contract", "outputs", "errors", "onnxruntime", "cv2", "PIL"},
-    "graphs": {"contract", "outputs", "errors", "onnx", "onnx_ir"},
+    "graphs": {"contract", "outputs", "errors", "onnx", "onnx_ir", "onnxruntime"},
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},

@@ -1,0 +1,223 @@
+"""Proves explained graphs without the framework that the model is from.
+
+What the model computed before, it computes still; and gradients equal finite differences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxplain.contract import HALF, KEY, Contract
+from onnxplain.errors import ModelError, VerificationError
+from onnxplain.graphs.explained import Explained
+from onnxplain.graphs.interface import only
+from onnxplain.graphs.shifted import differentiated, shifted
+from onnxplain.graphs.slopes import (
+    ROUNDED,
+    RUNTIME,
+    Slopes,
+    ask,
+    opened,
+    unproven,
+)
+from onnxplain.graphs.storage import drafted
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+__all__ = ["SOURCE", "change", "question", "unchanged", "verified"]
+
+Array = NDArray[Any]
+
+SOURCE, SHIFTED = "source", "-shifted"
+UNCHANGED = 1e-6  # what the model computed before, where nodes were written otherwise
+SMALL = 2**24  # bytes of weights, which are in memory a few times
+WITHOUT = "instrument without verification (verify=False, --no-verify)"
+
+
+def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
+    """The same graphs, with the measured differences in every contract.
+
+    A random image is run, a batch of them where that is fixed, and one of a second size where sizes
+    are free. The graphs run without onnxruntime's optimisations: so nodes that are as they were
+    compute the same bits.
+
+    Args:
+        explained: The graphs, with the raw outputs of their methods.
+        source: The model that they were made from.
+        path: Files for the trial are written beside it, and are gone afterwards.
+
+    Raises:
+        VerificationError: A difference is above the bound, or values are not finite.
+        ModelError: onnxruntime cannot run the model, or a file cannot be written.
+    """
+    own = {
+        kind: Contract.from_json(model.metadata_props[KEY])
+        for kind, model in explained.models.items()
+    }
+    kinds = [kind for kind in own if differentiated(own[kind])] or [*own][:1]
+    before = [str(value.name) for value in source.graph.outputs]
+    models = {SOURCE: source}
+    for kind in kinds:
+        pairs = differentiated(own[kind])
+        names = {own[kind].logits, *before, *pairs, *pairs.values()}
+        models[kind] = only(explained.models[kind], names)  # relevance takes most of the time
+    worst: dict[str, float] = {}
+    gradients = unproven(explained.contract)
+    try:
+        with _sessions(explained, models, own, path) as sessions:
+            for kind in kinds:
+                moved = sessions.get(kind + SHIFTED)
+                for contract in _at_sizes(own[kind]):
+                    feeds, expected, found = _run(contract, sessions[SOURCE], sessions[kind])
+                    _check_changes(worst, contract, expected, found)
+                    if moved is not None:
+                        slopes = Slopes(contract, moved, feeds, found)
+                        gradients = slopes.kind
+                        _check_slopes(worst, slopes)
+    except ModelError as error:
+        raise type(error)(f"cannot be verified: {error}; {WITHOUT}") from None
+    return explained.with_verification(
+        {
+            "framework": SOURCE,
+            "version": RUNTIME,
+            "gradients": gradients,
+            "differences": {name: float(f"{value:.1e}") for name, value in worst.items()},
+        }
+    )
+
+
+def unchanged(precision: str) -> float:
+    """What the outputs that a model had before may differ by, relatively."""
+    return ROUNDED if precision in ("fp16", HALF) else UNCHANGED
+
+
+def change(found: Array, expected: Array) -> float:
+    """Largest absolute difference by the largest expected value (by 1 if all are 0)."""
+    if found.shape != expected.shape:
+        return np.inf
+    apart = np.abs(found.astype(np.float64) - expected)
+    return float(apart.max(initial=0)) / (float(np.abs(expected).max(initial=0)) or 1.0)
+
+
+def question(contract: Contract, expected: Mapping[str, Array]) -> dict[str, Array]:
+    """The feeds that ask for the class after the likeliest of each image.
+
+    The gradient of the probability of the likeliest one may be made of what cancels.
+
+    Args:
+        contract: Of the graph that is asked.
+        expected: What the model computes of the images, probabilities or logits among it.
+    """
+    batch = contract.input.batch or 1
+    scores = [v for v in expected.values() if v.size == batch * contract.classes]
+    scores = [expected[contract.logits]] if contract.logits in expected else scores
+    ranked = scores[0].reshape(batch, -1) if scores else np.zeros((batch, contract.classes))
+    feeds = {str(contract.target): (ranked.argmax(axis=1) + 1) % contract.classes}
+    if contract.class_weights is not None:
+        feeds[contract.class_weights] = np.zeros((batch, contract.classes), np.float32)
+    return feeds
+
+
+def _run(
+    contract: Contract, plain: InferenceSession, graph: InferenceSession
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Feeds, what the model makes of them, and what the explained graph does."""
+    shape = contract.input.batch or 1, 3, *contract.input.size
+    feeds = {contract.input.name: np.random.default_rng(0).standard_normal(shape, np.float32)}
+    expected = ask(plain, feeds)
+    feeds |= question(contract, expected)
+    return feeds, expected, ask(graph, feeds)
+
+
+def _check_changes(
+    worst: dict[str, float],
+    contract: Contract,
+    expected: Mapping[str, Array],
+    found: Mapping[str, Array],
+) -> None:
+    """Takes in what the outputs differ by that the model had before.
+
+    Raises:
+        VerificationError: By more than is allowed.
+    """
+    allowed = unchanged(contract.precision)
+    for name, array in expected.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise VerificationError(
+                f"{name} of the model is not finite for a random image: a weight must be NaN, "
+                f"infinite or far too large; {WITHOUT}"
+            )
+        difference = change(found[name], array)
+        if not difference <= allowed:
+            raise VerificationError(
+                f"{name} differs from that of the model by {difference:.2g} of its largest value, "
+                f"allowed is {allowed:.2g}; nothing was written"
+            )
+        worst[name] = max(worst.get(name, 0.0), difference)
+
+
+def _check_slopes(worst: dict[str, float], slopes: Slopes) -> None:
+    """Takes in what the gradients differ by from finite differences.
+
+    Raises:
+        VerificationError: By more than is allowed; with the layer that differs most.
+    """
+    for name, difference in slopes.differences(each=False).items():
+        if not difference <= slopes.tolerance:
+            each = slopes.differences(each=True)
+            most = max(each, key=lambda name: np.nan_to_num(each[name], nan=np.inf))
+            raise VerificationError(
+                f"{most} differs from the finite differences by {each[most]:.2g} of its norm, "
+                f"allowed is {slopes.tolerance:.2g}; nothing was written"
+            )
+        worst[name] = max(worst.get(name, 0.0), difference)
+
+
+@contextlib.contextmanager
+def _sessions(
+    explained: Explained, models: Mapping[str, ir.Model], own: Mapping[str, Contract], path: Path
+) -> Iterator[dict[str, InferenceSession]]:
+    """Sessions of the models, and by their name and `SHIFTED` of what moves the values of each."""
+    doubtful = [kind for kind in models if kind in own and not unproven(own[kind])]
+    for double in (True, False):
+        moved = {
+            kind + SHIFTED: shifted(models[kind], own[kind], double=double) for kind in doubtful
+        }
+        with _placed(dataclasses.replace(explained, models={**models, **moved}), path) as places:
+            try:
+                sessions = {name: opened(place) for name, place in places.items()}
+            except ModelError:  # an operator without a kernel in float64
+                if not double or not moved:
+                    raise
+            else:
+                yield sessions
+                return
+
+
+@contextlib.contextmanager
+def _placed(explained: Explained, path: Path) -> Iterator[dict[str, Path | bytes]]:
+    """Where onnxruntime finds the graphs: a file of each, or the bytes of small ones."""
+    if explained.source_bytes < SMALL:
+        yield {
+            name: ir.to_proto(model).SerializeToString() for name, model in explained.models.items()
+        }
+        return
+    with drafted(explained, path) as (files, _):
+        yield dict(zip(explained.models, files, strict=True))
+
+
+def _at_sizes(contract: Contract) -> Iterator[Contract]:
+    """For the size of the contract, and for another one where sizes are free."""
+    yield contract
+    (height, width), multiple = contract.input.size, contract.input.multiple
+    if multiple is not None:
+        yield contract.at((height + multiple[0], width + 2 * multiple[1]))

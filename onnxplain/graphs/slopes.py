@@ -1,0 +1,234 @@
+"""The gradients of an explained graph against finite differences, run by onnxruntime.
+
+A gradient says how a score moves with a value. So the value is moved, in the forward pass, and the
+score has to move as the gradient says; in float64, for which onnxruntime has most operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxplain.contract import HALF, INT8, Contract
+from onnxplain.errors import MissingDependencyError, ModelError
+from onnxplain.graphs.shifted import STEPS, differentiated, direction_name
+
+try:
+    import onnxruntime
+except ModuleNotFoundError:
+    raise MissingDependencyError(
+        "verification runs the model, and onnxruntime is not installed; pip install "
+        "onnxplain[cpu,graphs], or leave it out (verify=False, --no-verify)"
+    ) from None
+
+__all__ = [
+    "ROUNDED",
+    "RUNTIME",
+    "Slopes",
+    "ask",
+    "opened",
+    "unproven",
+]
+
+Array = NDArray[Any]
+
+RUNTIME = f"onnxruntime {onnxruntime.__version__}"
+
+GRADIENT = 1e-4  # of float32 gradients; a sharp softmax loses a digit
+ROUNDED = 2.0**-8  # where values are rounded to 11 bits, some thirty times one after another
+SINGLE = 1e-2  # of finite differences in float32
+
+# Root mean square of a shift, by that of the values. Where a Relu bends within the step, which
+# shows as a wrong slope, a smaller one decides, of fewer digits.
+SHIFTS = (1e-4, 1e-6)
+SHIFTS_IN_SINGLE = (1e-2,)
+WEAKEST = 1e-2  # gradients that are smaller than that by the largest count less
+NOISE = 64  # roundings of a score, within which it cannot be told from one that stays
+
+
+def unproven(contract: Contract) -> str | None:
+    """Why the gradients of a graph cannot be compared with finite differences; None: they can."""
+    if contract.precision == INT8:
+        return "they pass the rounding to 8 bits straight through, which is no derivative"
+    if not differentiated(contract):
+        return "the file does not hold them together with the values that they are of"
+    return None
+
+
+def opened(path: Path | bytes, *, optimised: bool = False) -> onnxruntime.InferenceSession:
+    """A session on the CPU that reads the weights from the file's memory map.
+
+    Args:
+        path: An ONNX file, or the bytes of one.
+        optimised: Whether onnxruntime may fuse operators, as it does by default.
+
+    Raises:
+        ModelError: onnxruntime cannot run it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.enable_cpu_mem_arena = False
+    options.enable_mem_pattern = False
+    if not optimised:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no public base class
+        raise ModelError(f"onnxruntime cannot open it: {_one_line(error)}") from error
+
+
+def ask(
+    session: onnxruntime.InferenceSession, feeds: Mapping[str, Array], outputs: Sequence[str] = ()
+) -> dict[str, Array]:
+    """Outputs by name, all unless some are named; feeds that the graph does not take are left out.
+
+    Raises:
+        ModelError: onnxruntime cannot run it.
+    """
+    values = (*session.get_inputs(), *session.get_overridable_initializers())
+    types = {value.name: value.type for value in values}
+    given = {
+        name: array.astype(np.float16) if types[name] == "tensor(float16)" else array
+        for name, array in feeds.items()
+        if name in types
+    }
+    names = list(outputs) or [value.name for value in session.get_outputs()]
+    try:
+        return dict(zip(names, session.run(names, given), strict=True))
+    except Exception as error:
+        raise ModelError(f"onnxruntime cannot run it: {_one_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """Finite differences of one graph.
+
+    Attributes:
+        contract: Of the graph, for pictures of the size that is run.
+        moved: A session of what `shifted` makes of it.
+        feeds: The image, and what is explained of it: the class of each image, [batch], and the
+            sum of logits if it takes one, [batch, classes], where 0 everywhere is the class.
+        found: What the graph has found for that, by name.
+    """
+
+    contract: Contract
+    moved: onnxruntime.InferenceSession
+    feeds: Mapping[str, Array]
+    found: Mapping[str, Array]
+
+    @cached_property
+    def double(self) -> bool:
+        """Whether they are computed in float64."""
+        (logits,) = self.moved.get_outputs()
+        return bool(logits.type == "tensor(double)")
+
+    @property
+    def kind(self) -> str:
+        """What they are, in words."""
+        return f"finite differences in {'float64' if self.double else 'float32'}"
+
+    @property
+    def tolerance(self) -> float:
+        """What a difference may be."""
+        if not self.double:
+            return SINGLE
+        return ROUNDED if self.contract.precision == HALF else GRADIENT
+
+    def differences(self, *, each: bool) -> dict[str, float]:
+        """How far each gradient is from the finite differences, by its name.
+
+        The direction D is random, so the slope that is predicted, the product of gradient and D, is
+        a normal number times the norm of the gradient, and is off by another one times the norm of
+        what is wrong in it. The difference by the norm estimates the relative L2 error.
+
+        Args:
+            each: Whether every output is moved by itself. Else all layers are moved at once, each
+                so far that it changes the score as much as the others, and what comes out is the
+                difference of all, by the name without the layer.
+        """
+        groups: dict[str, list[str]] = {}
+        for output, gradient in differentiated(self.contract).items():
+            name = gradient if each else gradient.partition(".")[0]
+            groups.setdefault(name, []).append(output)
+        return {name: self._difference(outputs) for name, outputs in groups.items()}
+
+    def _difference(self, outputs: Sequence[str]) -> float:
+        smallest = np.inf
+        for shift in SHIFTS if self.double else SHIFTS_IN_SINGLE:
+            smallest = min(smallest, self._difference_at(outputs, shift))
+            if smallest <= self.tolerance:
+                break
+        return smallest
+
+    def _difference_at(self, outputs: Sequence[str], shift: float) -> float:
+        pairs = differentiated(self.contract)
+        norms = {name: _per_image(self.found[pairs[name]] ** 2) ** 0.5 for name in outputs}
+        peaks = {name: float(norm.max()) for name, norm in norms.items()}
+        weakest = WEAKEST * max(peaks.values()) or 1.0
+        steps = {name: 1 / max(peak, weakest) for name, peak in peaks.items()}
+        room = min(shift * _size(self.found[name]) / step for name, step in steps.items())
+        order = np.array([room * steps.get(name, 0.0) for name in pairs])
+        ahead, behind = self._score(order), self._score(-order)
+        slope = (ahead - behind) / 2
+        predicted, norm = np.zeros(len(slope)), np.zeros(len(slope))
+        for name, step in zip(pairs, order, strict=True):
+            if name in norms:
+                product = self.directions[name].astype(np.float64) * self.found[pairs[name]]
+                predicted += step * _per_image(product)
+                norm = np.hypot(norm, step * norms[name])
+        apart = np.abs(slope - predicted)
+        noise = NOISE * np.finfo(ahead.dtype).eps * np.maximum(np.abs(ahead), np.abs(behind))
+        told = ~(apart <= noise)  # NaN is told
+        scale = np.maximum.reduce([norm, np.abs(slope), np.abs(predicted)])
+        return float((apart / np.where(scale > 0, scale, 1))[told].max(initial=0))
+
+    @cached_property
+    def directions(self) -> dict[str, Array]:
+        """A random direction for each output, float32, of mean square 1.
+
+        In float32 the score has to move far to be told from its rounding, so there the direction
+        leads half along the gradient.
+        """
+        random = np.random.default_rng(0)
+        directions = {}
+        for name, gradient in differentiated(self.contract).items():
+            along = self.found[gradient]
+            directions[name] = random.standard_normal(along.shape, np.float32)
+            if not self.double and (size := _size(along)):
+                directions[name] += along / size
+        return directions
+
+    def _score(self, steps: Array) -> Array:
+        """What the gradients are of, for each image, with the outputs moved by `steps`."""
+        contract = self.contract
+        moves = {direction_name(name): array for name, array in self.directions.items()}
+        (logits,) = ask(self.moved, {**self.feeds, **moves, STEPS: steps}).values()
+        if contract.score == "softmax":
+            logits = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            logits /= logits.sum(axis=-1, keepdims=True)
+        elif contract.score == "sigmoid":
+            logits = 1 / (1 + np.exp(-logits))
+        weights = self.feeds.get(contract.class_weights or "")
+        if weights is None or not weights.any():
+            weights = np.eye(contract.classes)[self.feeds[str(contract.target)]]
+        return np.asarray((logits * weights).sum(axis=-1))
+
+
+def _per_image(values: Array) -> Array:
+    return np.asarray(values.reshape(len(values), -1).sum(axis=1, dtype=np.float64))
+
+
+def _size(values: Array) -> float:
+    """Root mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
