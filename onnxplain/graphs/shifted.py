@@ -21,14 +21,12 @@ from onnxplain.outputs import (
     attention_name,
 )
 
-__all__ = ["STEPS", "differentiated", "direction_name", "shifted"]
-
-STEPS = "steps"
+__all__ = ["differentiated", "shift_name", "shifted"]
 
 
-def direction_name(output: str) -> str:
-    """Input with the direction in which an output is shifted, float32, of the output's shape."""
-    return f"direction.{output}"
+def shift_name(output: str) -> str:
+    """Input that is added to the value which an output shows, float32, of the output's shape."""
+    return f"shift.{output}"
 
 
 def differentiated(contract: Contract) -> dict[str, str]:
@@ -46,9 +44,7 @@ def differentiated(contract: Contract) -> dict[str, str]:
 def shifted(model: ir.Model, contract: Contract, *, double: bool = True) -> ir.Model:
     """The logits, computed by the forward nodes alone, where values are shifted on the way.
 
-    Besides the image the graph takes `direction_name(output)` for each output of `differentiated`
-    and `STEPS`, float64, a number for each in the same order: the value which the output shows is
-    moved by that number times the direction.
+    Besides the image the graph takes `shift_name(output)` for each output of `differentiated`.
 
     Args:
         model: The explained graph, which is left as it is.
@@ -64,13 +60,10 @@ def shifted(model: ir.Model, contract: Contract, *, double: bool = True) -> ir.M
     graph = model.graph
     ShapeInferencePass()(model)
     shown = {value.name: value for value in graph.outputs}
-    shift = _Shift(graph, sources(shown[contract.logits]))
-    steps = shift.input(STEPS, ir.DataType.DOUBLE)
-    moved = {shift.input(direction_name(name), ir.DataType.FLOAT): name for name in names}
-    for i, (direction, name) in enumerate(moved.items()):
-        step = shift.op("Gather", steps, np.array(i))
-        far = shift.op("Mul", shift.op("Cast", direction, to=int(ir.DataType.DOUBLE)), step)
-        shift.move(shown[name], far, double)
+    shift = _Shift(graph, sources(shown[contract.logits]), double)
+    moved = {shift.input(shift_name(name)): name for name in names}
+    for value, name in moved.items():
+        shift.move(shown[name], value)
     shift.write()
     drop_outputs(model, lambda name: name != contract.logits)
     taken = set().union(*(sources(value) for value in graph.outputs))
@@ -85,13 +78,14 @@ def shifted(model: ir.Model, contract: Contract, *, double: bool = True) -> ir.M
 class _Shift:
     """Adds to values of a graph."""
 
-    def __init__(self, graph: ir.Graph, forward: Set[ir.Value]) -> None:
+    def __init__(self, graph: ir.Graph, forward: Set[ir.Value], double: bool) -> None:
         self.graph = graph
         self.forward = forward
+        self.double = double
         self.tape = Tape()
 
-    def input(self, name: str, dtype: ir.DataType) -> ir.Value:
-        value = ir.Value(name=name, type=ir.TensorType(dtype))
+    def input(self, name: str) -> ir.Value:
+        value = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
         self.graph.inputs.append(value)
         return value
 
@@ -104,20 +98,20 @@ class _Shift:
         ]
         return self.tape.op(op_type, values, attributes)  # type: ignore[arg-type]
 
-    def move(self, value: ir.Value, far: ir.Value, double: bool) -> None:
+    def move(self, value: ir.Value, far: ir.Value) -> None:
         """Adds `far`, of the shape of `value`, to what the value is made of in the forward pass."""
         node = value.producer()
         if value in self.forward:
-            self._add(value, far, double)
+            self._add(value, far)
         elif node is not None and node.op_type in ("Cast", "Identity"):
-            self.move(_input(node), far, double)
+            self.move(_input(node), far)
         elif node is not None and node.op_type == "Reshape":
             before = _input(node)
-            self.move(before, self.op("Reshape", far, self.op("Shape", before)), double)
+            self.move(before, self.op("Reshape", far, self.op("Shape", before)))
         elif node is not None and node.op_type == "Transpose":
             perm = node.attributes["perm"].as_ints()
             back = [int(axis) for axis in np.argsort(perm)]
-            self.move(_input(node), self.op("Transpose", far, perm=back), double)
+            self.move(_input(node), self.op("Transpose", far, perm=back))
         elif node is not None and node.op_type == "Concat":
             axis = node.attributes["axis"].as_int()
             start = self.op("Constant", value=ir.tensor(np.array([0])))
@@ -126,7 +120,7 @@ class _Shift:
                 size = self.op("Shape", part, start=axis, end=axis + 1)
                 end = self.op("Add", start, size)
                 piece = self.op("Slice", far, start, end, np.array([axis]))
-                self.move(part, piece, double)
+                self.move(part, piece)
                 start = end
         else:
             kind = "an input" if node is None else node.op_type
@@ -135,12 +129,11 @@ class _Shift:
                 "the axes were turned"
             )
 
-    def _add(self, value: ir.Value, far: ir.Value, double: bool) -> None:
+    def _add(self, value: ir.Value, far: ir.Value) -> None:
         """Puts the sum in the place of the value, wherever the forward pass takes it."""
         uses = [use for use in value.uses() if not self.forward.isdisjoint(use.node.outputs)]
-        if not double:
-            assert value.dtype is not None
-            far = self.op("Cast", far, to=int(value.dtype))
+        assert value.dtype is not None
+        far = self.op("Cast", far, to=int(ir.DataType.DOUBLE if self.double else value.dtype))
         total = self.op("Add", value, far)
         total.type = value.type
         for use in uses:

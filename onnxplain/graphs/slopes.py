@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxplain.contract import HALF, INT8, Contract
 from onnxplain.errors import MissingDependencyError, ModelError
-from onnxplain.graphs.shifted import STEPS, differentiated, direction_name
+from onnxplain.graphs.shifted import differentiated, shift_name
 
 try:
     import onnxruntime
@@ -49,6 +49,7 @@ SINGLE = 1e-2  # of finite differences in float32
 SHIFTS = (1e-4, 1e-6)
 SHIFTS_IN_SINGLE = (1e-2,)
 WEAKEST = 1e-2  # gradients that are smaller than that by the largest count less
+TOGETHER = "gradients"
 NOISE = 64  # roundings of a score, within which it cannot be told from one that stays
 
 
@@ -149,15 +150,13 @@ class Slopes:
         what is wrong in it. The difference by the norm estimates the relative L2 error.
 
         Args:
-            each: Whether every output is moved by itself. Else all layers are moved at once, each
-                so far that it changes the score as much as the others, and what comes out is the
-                difference of all, by the name without the layer.
+            each: Whether every output is moved by itself. Else all are at once, each so far that it
+                changes the score as much as the others, and there is one difference, `TOGETHER`.
         """
-        groups: dict[str, list[str]] = {}
-        for output, gradient in differentiated(self.contract).items():
-            name = gradient if each else gradient.partition(".")[0]
-            groups.setdefault(name, []).append(output)
-        return {name: self._difference(outputs) for name, outputs in groups.items()}
+        pairs = differentiated(self.contract)
+        if not each:
+            return {TOGETHER: self._difference(list(pairs))}
+        return {gradient: self._difference([output]) for output, gradient in pairs.items()}
 
     def _difference(self, outputs: Sequence[str]) -> float:
         smallest = np.inf
@@ -169,20 +168,22 @@ class Slopes:
 
     def _difference_at(self, outputs: Sequence[str], shift: float) -> float:
         pairs = differentiated(self.contract)
-        norms = {name: _per_image(self.found[pairs[name]] ** 2) ** 0.5 for name in outputs}
+        squares = {n: np.square(self.found[pairs[n]], dtype=np.float64) for n in outputs}
+        norms = {name: np.sqrt(_per_image(square)) for name, square in squares.items()}
         peaks = {name: float(norm.max()) for name, norm in norms.items()}
         weakest = WEAKEST * max(peaks.values()) or 1.0
         steps = {name: 1 / max(peak, weakest) for name, peak in peaks.items()}
         room = min(shift * _size(self.found[name]) / step for name, step in steps.items())
-        order = np.array([room * steps.get(name, 0.0) for name in pairs])
-        ahead, behind = self._score(order), self._score(-order)
+        moves, images = {}, len(self.feeds[self.contract.input.name])
+        predicted, norm = np.zeros(images), np.zeros(images)
+        for name, gradient in pairs.items():
+            moves[name] = np.float32(room * steps.get(name, 0.0)) * self.directions[name]
+            if name in steps:
+                product = moves[name].astype(np.float64) * self.found[gradient]
+                predicted += _per_image(product)
+                norm = np.hypot(norm, room * steps[name] * norms[name])
+        ahead, behind = self._scores(moves)
         slope = (ahead - behind) / 2
-        predicted, norm = np.zeros(len(slope)), np.zeros(len(slope))
-        for name, step in zip(pairs, order, strict=True):
-            if name in norms:
-                product = self.directions[name].astype(np.float64) * self.found[pairs[name]]
-                predicted += step * _per_image(product)
-                norm = np.hypot(norm, step * norms[name])
         apart = np.abs(slope - predicted)
         noise = NOISE * np.finfo(ahead.dtype).eps * np.maximum(np.abs(ahead), np.abs(behind))
         told = ~(apart <= noise)  # NaN is told
@@ -205,11 +206,23 @@ class Slopes:
                 directions[name] += along / size
         return directions
 
-    def _score(self, steps: Array) -> Array:
-        """What the gradients are of, for each image, with the outputs moved by `steps`."""
+    def _scores(self, moves: Mapping[str, Array]) -> tuple[Array, Array]:
+        """What the gradients are of, for each image: ahead by `moves`, and behind."""
+        there = {shift_name(name): move for name, move in moves.items()}
+        back = {name: -move for name, move in there.items()}
+        image = {self.contract.input.name: self.feeds[self.contract.input.name]}
+        if self.contract.input.batch is not None:
+            (ahead,), (behind,) = (
+                ask(self.moved, {**image, **shifts}).values() for shifts in (there, back)
+            )
+        else:  # in one run, which casts the weights once
+            one, other = {**image, **there}, {**image, **back}
+            (both,) = ask(self.moved, {n: np.concatenate([one[n], other[n]]) for n in one}).values()
+            ahead, behind = np.split(both, 2)
+        return self._score(ahead), self._score(behind)
+
+    def _score(self, logits: Array) -> Array:
         contract = self.contract
-        moves = {direction_name(name): array for name, array in self.directions.items()}
-        (logits,) = ask(self.moved, {**self.feeds, **moves, STEPS: steps}).values()
         if contract.score == "softmax":
             logits = np.exp(logits - logits.max(axis=-1, keepdims=True))
             logits /= logits.sum(axis=-1, keepdims=True)
