@@ -49,7 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
     "differences": {"runtime", "outputs", "errors"},
-    "verification": {"differences", "runtime", "export", "contract", "outputs", "errors"},
+    "plain_source": {"differences", "graphs", "runtime", "contract", "errors", "onnx_ir"},
+    "verification": {"differences", "plain_source", "runtime", "export", *SHARED},
     "inputs": {"errors"},
     "evaluation": {
         "inputs",

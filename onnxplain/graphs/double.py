@@ -40,6 +40,7 @@ def in_double(graph: ir.Graph, values: Set[ir.Value]) -> None:
             if value is not None and value not in values and value.dtype in SHORTER:
                 if value not in cast:
                     cast[value] = made.op("Cast", value, to=int(DOUBLE))
+                    cast[value].shape, cast[value].type = value.shape, ir.TensorType(DOUBLE)
                 node.replace_input_with(i, cast[value])
         for value in node.outputs:
             if value.dtype in SHORTER:

@@ -33,13 +33,13 @@ from onnxplain.graphs.storage import drafted
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["SOURCE", "change", "question", "unchanged", "verified"]
+__all__ = ["SHIFTED", "change", "question", "sessions_of", "unchanged", "verified"]
 
 Array = NDArray[Any]
 
 SOURCE, SHIFTED = "source", "-shifted"
 UNCHANGED = 1e-6  # what the model computed before, where nodes were written otherwise
-SMALL = 2**24  # bytes of weights, which are in memory a few times
+SMALL = 2**26  # bytes of the weights of all models together, which are in memory once more
 WITHOUT = "instrument without verification (verify=False, --no-verify)"
 
 
@@ -73,7 +73,11 @@ def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
     worst: dict[str, float] = {}
     gradients = unproven(explained.contract)
     try:
-        with _sessions(explained, models, own, path) as sessions:
+        gradients_of = {
+            kind: (models[kind], own[kind]) for kind in kinds if not unproven(own[kind])
+        }
+        trial = dataclasses.replace(explained, models=models)
+        with sessions_of(trial, gradients_of, path) as sessions:
             for kind in kinds:
                 moved = sessions.get(kind + SHIFTED)
                 for contract in _at_sizes(own[kind]):
@@ -158,8 +162,8 @@ def _check_changes(
     """
     if not np.isfinite(found[contract.logits]).all():
         raise VerificationError(
-            f"{contract.logits} is not finite for a random image: a weight must be NaN, infinite or "
-            f"far too large; {WITHOUT}"
+            f"{contract.logits} is not finite for a random image: a weight must be NaN, infinite "
+            f"or far too large; {WITHOUT}"
         )
     allowed = unchanged(contract.precision)
     for name in sorted(expected.keys() & found.keys()):
@@ -190,16 +194,26 @@ def _check_slopes(worst: dict[str, float], slopes: Slopes) -> None:
 
 
 @contextlib.contextmanager
-def _sessions(
-    explained: Explained, models: Mapping[str, ir.Model], own: Mapping[str, Contract], path: Path
+def sessions_of(
+    models: Explained, explained: Mapping[str, tuple[ir.Model, Contract]], path: Path
 ) -> Iterator[dict[str, InferenceSession]]:
-    """Sessions of the models, and by their name and `SHIFTED` of what moves the values of each."""
-    doubtful = [kind for kind in models if kind in own and not unproven(own[kind])]
+    """Sessions of models, by name, and by name and `SHIFTED` of what moves explained ones.
+
+    Args:
+        models: Models as they are.
+        explained: Graphs with their contracts, for `shifted`.
+        path: Large models are written beside it, and are gone afterwards.
+
+    Raises:
+        ModelError: onnxruntime cannot run one of them, or it cannot be written.
+    """
     for double in (True, False):
         moved = {
-            kind + SHIFTED: shifted(models[kind], own[kind], double=double) for kind in doubtful
+            name + SHIFTED: shifted(model, contract, double=double)
+            for name, (model, contract) in explained.items()
         }
-        with _placed(dataclasses.replace(explained, models={**models, **moved}), path) as places:
+        every = dataclasses.replace(models, models={**models.models, **moved})
+        with _placed(every, path) as places:
             try:
                 sessions = {name: opened(place) for name, place in places.items()}
             except ModelError:  # an operator without a kernel in float64
@@ -212,18 +226,15 @@ def _sessions(
 
 @contextlib.contextmanager
 def _placed(explained: Explained, path: Path) -> Iterator[dict[str, Path | bytes]]:
-    """Where onnxruntime finds the graphs: a file of each, or the bytes of small ones."""
-    weights = [
-        v.const_value for m in explained.models.values() for v in m.graph.initializers.values()
-    ]
+    """Where onnxruntime finds the models: the bytes of small ones, or files."""
+    models = explained.models
+    weights = [v.const_value for m in models.values() for v in m.graph.initializers.values()]
     inside = not any(isinstance(weight, ir.ExternalTensor) for weight in weights)
-    if explained.source_bytes < SMALL and inside:
-        yield {
-            name: ir.to_proto(model).SerializeToString() for name, model in explained.models.items()
-        }
+    if inside and sum(weight.nbytes for weight in weights if weight is not None) < SMALL:
+        yield {name: ir.to_proto(model).SerializeToString() for name, model in models.items()}
         return
     with drafted(explained, path) as (files, _):
-        yield dict(zip(explained.models, files, strict=True))
+        yield dict(zip(models, files, strict=True))
 
 
 def _at_sizes(contract: Contract) -> Iterator[Contract]:

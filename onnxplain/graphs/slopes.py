@@ -44,9 +44,10 @@ GRADIENT = 1e-4  # of float32 gradients; a sharp softmax loses a digit
 ROUNDED = 2.0**-8  # where values are rounded to 11 bits, some thirty times one after another
 SINGLE = 1e-2  # of finite differences in float32
 
-# Root mean square of a shift, by that of the values. Where a Relu bends within the step, which
-# shows as a wrong slope, a smaller one decides, of fewer digits.
-SHIFTS = (1e-4, 1e-6)
+# Root mean square of a shift, by that of the values. A longer one where the score hardly moves, so
+# that its roundings hide the difference; a shorter one, of fewer digits, where a Relu bends within
+# the step, which shows as a wrong slope.
+SHIFTS = (1e-4, 1e-2, 1e-6)
 SHIFTS_IN_SINGLE = (1e-2,)
 WEAKEST = 1e-2  # gradients that are smaller than that by the largest count less
 TOGETHER = "gradients"
@@ -57,6 +58,8 @@ def unproven(contract: Contract) -> str | None:
     """Why the gradients of a graph cannot be compared with finite differences; None: they can."""
     if contract.precision == INT8:
         return "they pass the rounding to 8 bits straight through, which is no derivative"
+    if contract.features_gradient is None and not any(layer.gradient for layer in contract.layers):
+        return "the file has none"
     if not differentiated(contract):
         return "the file does not hold them together with the values that they are of"
     return None
@@ -161,12 +164,14 @@ class Slopes:
     def _difference(self, outputs: Sequence[str]) -> float:
         smallest = np.inf
         for shift in SHIFTS if self.double else SHIFTS_IN_SINGLE:
-            smallest = min(smallest, self._difference_at(outputs, shift))
-            if smallest <= self.tolerance:
+            difference, told = self._difference_at(outputs, shift)
+            smallest = min(smallest, difference)
+            if smallest <= self.tolerance and told <= self.tolerance:
                 break
         return smallest
 
-    def _difference_at(self, outputs: Sequence[str], shift: float) -> float:
+    def _difference_at(self, outputs: Sequence[str], shift: float) -> tuple[float, float]:
+        """The difference for a shift, and the smallest that can be told from rounding."""
         pairs = differentiated(self.contract)
         squares = {n: np.square(self.found[pairs[n]], dtype=np.float64) for n in outputs}
         norms = {name: np.sqrt(_per_image(square)) for name, square in squares.items()}
@@ -174,7 +179,7 @@ class Slopes:
         weakest = WEAKEST * max(peaks.values()) or 1.0
         steps = {name: 1 / max(peak, weakest) for name, peak in peaks.items()}
         room = min(shift * _size(self.found[name]) / step for name, step in steps.items())
-        moves, images = {}, len(self.feeds[self.contract.input.name])
+        moves, images = {}, len(next(iter(squares.values())))
         predicted, norm = np.zeros(images), np.zeros(images)
         for name, gradient in pairs.items():
             moves[name] = np.float32(room * steps.get(name, 0.0)) * self.directions[name]
@@ -186,9 +191,10 @@ class Slopes:
         slope = (ahead - behind) / 2
         apart = np.abs(slope - predicted)
         noise = NOISE * np.finfo(ahead.dtype).eps * np.maximum(np.abs(ahead), np.abs(behind))
-        told = ~(apart <= noise)  # NaN is told
         scale = np.maximum.reduce([norm, np.abs(slope), np.abs(predicted)])
-        return float((apart / np.where(scale > 0, scale, 1))[told].max(initial=0))
+        scale = np.where(scale > 0, scale, np.inf)  # nothing moves, as predicted
+        apart = np.where(apart <= noise, 0, apart)  # NaN stays
+        return float((apart / scale).max()), float((noise / scale).max())
 
     @cached_property
     def directions(self) -> dict[str, Array]:
