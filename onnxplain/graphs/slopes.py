@@ -165,8 +165,8 @@ class Slopes:
         smallest = np.inf
         for shift in SHIFTS if self.double else SHIFTS_IN_SINGLE:
             difference, told = self._difference_at(outputs, shift)
-            smallest = min(smallest, difference)
-            if smallest <= self.tolerance and told <= self.tolerance:
+            smallest = min(smallest, max(difference, min(told, self.tolerance)))
+            if max(smallest, told) <= self.tolerance:
                 break
         return smallest
 
