@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import MissingDependencyError, ModelError
+from onnxplain.errors import MissingDependencyError, ModelError, VerificationError
 
 try:
     import onnx_ir as ir
@@ -162,7 +162,7 @@ def instrument(
                     explained = explained.maps_alone()
             if embed_preprocessing:
                 explained = embed(explained)
-    except ModelError as error:
+    except (ModelError, VerificationError) as error:
         if isinstance(source, ir.Model):
             raise
         raise type(error)(f"{os.fspath(source)}: {error}") from None

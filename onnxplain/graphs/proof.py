@@ -130,10 +130,13 @@ def question(contract: Contract, images: int, expected: Mapping[str, Array]) -> 
     scores = [v for v in expected.values() if v.size == images * contract.classes]
     scores = [expected[contract.logits]] if contract.logits in expected else scores
     ranked = scores[0].reshape(images, -1) if scores else np.zeros((images, contract.classes))
-    feeds = {str(contract.target): (ranked.argmax(axis=1) + 1) % contract.classes}
-    if contract.class_weights is not None:
-        feeds[contract.class_weights] = np.zeros((images, contract.classes), np.float32)
-    return feeds
+    classes = (ranked.argmax(axis=1) + 1) % contract.classes
+    weights = np.zeros((images, contract.classes), np.float32)
+    if contract.targets > 1:
+        classes = classes[:, None].repeat(contract.targets, axis=1)
+        weights = weights[:, None].repeat(contract.targets, axis=1)
+    named = {contract.target: classes, contract.class_weights: weights}
+    return {name: array for name, array in named.items() if name is not None}
 
 
 def _run(
