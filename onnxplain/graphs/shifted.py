@@ -132,8 +132,10 @@ class _Shift:
     def _add(self, value: ir.Value, far: ir.Value) -> None:
         """Puts the sum in the place of the value, wherever the forward pass takes it."""
         uses = [use for use in value.uses() if not self.forward.isdisjoint(use.node.outputs)]
-        assert value.dtype is not None
-        far = self.op("Cast", far, to=int(ir.DataType.DOUBLE if self.double else value.dtype))
+        if self.double:
+            far = self.op("Cast", far, to=int(ir.DataType.DOUBLE))
+        else:
+            far = self.op("CastLike", far, value)
         total = self.op("Add", value, far)
         total.type = value.type
         for use in uses:
