@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnxplain.contract import HALF, KEY, Contract
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.graphs.explained import Explained
-from onnxplain.graphs.interface import only
+from onnxplain.graphs.interface import drop_unused, only
 from onnxplain.graphs.shifted import differentiated, shifted
 from onnxplain.graphs.slopes import (
     ROUNDED,
@@ -65,7 +65,8 @@ def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
     }
     kinds = [kind for kind in own if differentiated(own[kind])] or [*own][:1]
     before = [str(value.name) for value in source.graph.outputs]
-    models = {SOURCE: source}
+    models = {SOURCE: source.clone()}
+    drop_unused(models[SOURCE])  # or a node of a stranger's file takes memory for nothing
     for kind in kinds:
         pairs = differentiated(own[kind])
         names = {own[kind].logits, *before, *pairs, *pairs.values()}
