@@ -136,10 +136,12 @@ def describe_verification(verification: Mapping[str, Any] | None) -> str:
     )
     framework, version = verification.get("framework"), verification.get("version")
     if framework == "source":
-        gradients = verification.get("gradients")
+        against = f"against the source file in {version}"
+        unlike = verification.get("outputs")
+        told = "" if unlike is None else f"; outputs not compared: {unlike}"
         return (
-            f"against the source file in {version}, largest relative differences: {differences}; "
-            f"gradients: {gradients}"
+            f"{against}, largest relative differences: {differences or 'none measured'}{told}; "
+            f"gradients: {verification.get('gradients')}"
         )
     against = f"{framework} {version}"
     if verification.get("weights") == "fp16":

@@ -60,7 +60,7 @@ def compare(
     except ModelError as error:
         raise ModelError(f"{source}: {error}") from None
     (image, *others) = plain.get_inputs()
-    if others or (contract.input.layout == "NCHW" and image.name != contract.input.name):
+    if others or (contract.input.layout != "HWC" and image.name != contract.input.name):
         inputs = ", ".join(value.name for value in plain.get_inputs())
         raise InputError(
             f"{source} takes {inputs}, {model.path} {contract.input.name}; expected the model that "
@@ -85,7 +85,7 @@ def compare(
         names = {value.name for value in session.get_outputs()}
         reasons.append(unproven(own))
         pairs = {} if reasons[-1] else differentiated(own)
-        for one, other in _batches(own, image.shape[0], images, pixels):
+        for one, other in _batches(own, image.shape[:1], images, pixels):
             expected = ask(plain, {image.name: other})
             feeds = {own.input.name: one, **question(own, len(other), expected)}
             shared = sorted(names & expected.keys())
@@ -102,17 +102,17 @@ def compare(
 
 
 def _batches(
-    contract: Contract, fixed: Any, images: Sequence[Array], pixels: Sequence[Array]
+    contract: Contract, fixed: list[Any], images: Sequence[Array], pixels: Sequence[Array]
 ) -> Iterator[tuple[Array, Array]]:
     """The images as the file and as the plain model take them; the last one fills up a batch."""
-    size = fixed if isinstance(fixed, int) else contract.input.batch or 1
+    known = fixed and isinstance(fixed[0], int)
+    size = fixed[0] if known else contract.input.batch or 1
     for start in range(0, len(images), size):
         chosen = [min(start + i, len(images) - 1) for i in range(size)]
         plain = np.stack([pixels[i] for i in chosen])
-        if contract.input.layout == "HWC":
-            yield images[start], plain
-        else:
-            yield np.stack([images[i] for i in chosen]), plain
+        if contract.input.layout == "NHWC":
+            plain = np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+        yield images[start] if contract.input.layout == "HWC" else plain, plain
 
 
 def _slopes(
