@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from onnxplain.contract import BFLOAT16, HALF, KEY, Contract
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.graphs.explained import Explained
 from onnxplain.graphs.interface import drop_unused, only
+from onnxplain.graphs.shapes import frozen_batches
 from onnxplain.graphs.shifted import differentiated, shifted
 from onnxplain.graphs.slopes import (
     ROUNDED,
@@ -84,8 +85,11 @@ def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
         with sessions_of(trial, gradients_of, path) as sessions:
             for kind in kinds:
                 moved = sessions.get(kind + SHIFTED)
+                frozen = frozen_batches(source)
                 for contract in _at_sizes(own[kind]):
-                    feeds, expected, found = _run(contract, sessions.get(SOURCE), sessions[kind])
+                    feeds, expected, found = _run(
+                        contract, sessions.get(SOURCE), sessions[kind], frozen
+                    )
                     _check_changes(worst, contract, expected, found)
                     if moved is not None:
                         slopes = Slopes(contract, moved, feeds, found)
@@ -145,18 +149,32 @@ def question(contract: Contract, images: int, expected: Mapping[str, Array]) -> 
 
 
 def _run(
-    contract: Contract, plain: InferenceSession | None, graph: InferenceSession
+    contract: Contract,
+    plain: InferenceSession | None,
+    graph: InferenceSession,
+    frozen: Sequence[int],
 ) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-    """Feeds, what the model makes of them, and what the explained graph does."""
+    """Feeds, what the model makes of them, and what the explained graph does.
+
+    A model whose batch is `frozen` behind an input of any is run in that batch.
+    """
     inputs = {value.name: value.shape for value in (plain or graph).get_inputs()}
     fixed = inputs[contract.input.name][:1]
     images = fixed[0] if fixed and isinstance(fixed[0], int) else contract.input.batch or 1
-    pixels = np.random.default_rng(0).standard_normal((images, 3, *contract.input.size), np.float32)
-    if contract.input.layout == "NHWC":
-        pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    feeds = {contract.input.name: pixels}
-    expected = {} if plain is None else ask(plain, feeds)
-    feeds |= question(contract, images, expected)
+    for count in (images, *frozen):
+        pixels = np.random.default_rng(0).standard_normal(
+            (count, 3, *contract.input.size), np.float32
+        )
+        if contract.input.layout == "NHWC":
+            pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+        feeds = {contract.input.name: pixels}
+        try:
+            expected = {} if plain is None else ask(plain, feeds)
+            break
+        except ModelError:
+            if count == (images, *frozen)[-1]:
+                raise
+    feeds |= question(contract, count, expected)
     return feeds, expected, ask(graph, feeds)
 
 
