@@ -128,16 +128,25 @@ def describe_findings(found: Findings) -> Iterator[tuple[str, str]]:
 
 
 def describe_verification(verification: Mapping[str, Any] | None) -> str:
-    """How far the file differs from the framework that it came from, in one line."""
+    """How far the file differs from what it came from, in one line."""
     if verification is None:
         return "no"
-    differences = verification.get("differences", {})
-    against = f"{verification.get('framework')} {verification.get('version')}"
+    differences = ", ".join(
+        f"{name} {value:.2g}" for name, value in verification.get("differences", {}).items()
+    )
+    framework, version = verification.get("framework"), verification.get("version")
+    if framework == "source":
+        against = f"against the source file in {version}"
+        unlike = verification.get("outputs")
+        told = "" if unlike is None else f"; outputs not compared: {unlike}"
+        return (
+            f"{against}, largest relative differences: {differences or 'none measured'}{told}; "
+            f"gradients: {verification.get('gradients')}"
+        )
+    against = f"{framework} {version}"
     if verification.get("weights") == "fp16":
         against += " with its weights rounded to float16"
-    return f"against {against}, largest relative differences: " + ", ".join(
-        f"{name} {value:.2g}" for name, value in differences.items()
-    )
+    return f"against {against}, largest relative differences: {differences}"
 
 
 def _target(contract: Contract) -> str:

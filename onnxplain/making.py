@@ -133,6 +133,9 @@ def instrument(
     labels: Labels = None,
     logits: Logits = None,
     methods: Methods = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the result with MODEL.")
+    ] = False,
     gamma: Gamma = 0.0,
     outputs: Outputs = None,
     heatmap: Heatmap = False,
@@ -164,6 +167,7 @@ def instrument(
         contract=given(logits=logits, input=size),
         labels=labels,
         preprocessing=preprocessing or None,
+        verify=not no_verify,
         gamma=gamma,
         outputs=outputs,
         map_options=maps,

@@ -19,7 +19,7 @@ from onnxplain.differences import TOLERANCE, Difference, measure
 from onnxplain.errors import InputError
 from onnxplain.outputs import map_name
 from onnxplain.runtime import dispatch
-from onnxplain.runtime.model import Model
+from onnxplain.runtime.model import Model, NotInstrumentedError
 from onnxplain.runtime.preprocessing import prepare
 from onnxplain.runtime.targets import PREDICTION, Question
 
@@ -83,7 +83,8 @@ def verify(
     checkpoint: str | os.PathLike[str] | None = None,
     **model_kwargs: Any,
 ) -> Verification:
-    """Compares an explained file with another, with itself on the CPU, or with a timm model.
+    """Compares an explained file with another, with itself on the CPU, with a timm model, or with
+    the plain ONNX file that it was made from.
 
     Both sides explain the same pictures, for each one's prediction, for another class (for as many
     as both take at once), and for a sum of logits if both take one. All outputs that both have are
@@ -93,13 +94,18 @@ def verify(
     if their relative L2 difference is at most 1e-2 and the maps' rank correlation at least 0.999.
     Values that are NaN or infinite have to be so on both sides.
 
+    A plain file has outputs but no explanations: they are compared, within a hundredth of
+    `tolerance` where both compute in float32, and the gradients of `path` with finite differences
+    of its own forward pass, for the class after the likeliest of the first picture.
+
     Files of float16 weights are compared as they are: expect differences of 1e-2, and more in
     relevance.
 
     Args:
         path: The file or bundle.
         against: Another one, or "timm:NAME", which needs the extra `export` and compares with torch
-            in the runs that an export makes. None: the file itself.
+            in the runs that an export makes, or the plain ONNX file, which needs the extra
+            `graphs`. None: the file itself.
         device: What runs `path`, as in `Explainer`. The other side runs on the CPU.
         images: Pictures as in `Explainer.explain`, beside random ones.
         batch: Number of random pictures; None: 2.
@@ -115,7 +121,8 @@ def verify(
         ModelError: A file is missing, damaged or not explained, or the checkpoint does not fit.
         ImageError: A picture cannot be read.
         DeviceError: The device cannot be had.
-        MissingDependencyError: "timm:NAME" without the extra `export`.
+        MissingDependencyError: "timm:NAME" without the extra `export`, a plain file without
+            `graphs`.
     """
     if not 0 <= tolerance < math.inf:
         raise InputError(f"tolerance is {tolerance!r}, expected a number from 0 on")
@@ -144,7 +151,10 @@ def verify(
         raise InputError(f"device {device!r} is the CPU here, so there is nothing to compare with")
     else:
         noise = _noise(side.contract, 2 if batch is None else batch, 0 if seed is None else seed)
-        other = Model(path if against is None else against, device="cpu")
+        try:
+            other = Model(path if against is None else against, device="cpu")
+        except NotInstrumentedError:
+            return _with_source(model, side, Path(str(against)), [*noise, *pictures], tolerance)
         compared = _with_file(model, side, other, [*noise, *pictures], tolerance)
     return Verification(
         path=model.path,
@@ -186,6 +196,31 @@ def _with_file(
         weights = np.random.default_rng(0).normal(size=logits.shape).astype(np.float32)
         ask(Question(classes=classes[:, :1], weights=weights))
     return comparison
+
+
+def _with_source(
+    model: Model, side: _Side, source: Path, pictures: list[Any], tolerance: float
+) -> Verification:
+    from onnxplain.plain_source import compare
+
+    images = [image for image, _ in prepare(pictures, side.contract.input)]
+    pixels = images
+    if side.contract.input.layout == "HWC":
+        outside = replace(side.contract.input, layout="NCHW")
+        pixels = [image for image, _ in prepare(pictures, outside)]
+    measured, notes = compare(model, side.contract, source, images, pixels, tolerance)
+    differences: dict[str, Difference] = {}
+    for one in measured:
+        before = differences.get(one.output)
+        differences[one.output] = one if before is None else before.worse(one)
+    return Verification(
+        path=model.path,
+        device=model.device,
+        against=f"{source}, the model without explanations",
+        tolerance=tolerance,
+        differences=tuple(differences.values()),
+        notes=tuple(dict.fromkeys(notes)),
+    )
 
 
 def _with_torch(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import MissingDependencyError, ModelError
+from onnxplain.errors import MissingDependencyError, ModelError, VerificationError
 
 try:
     import onnx_ir as ir
@@ -47,6 +48,7 @@ def instrument(
     contract: Mapping[str, Any] | None = None,
     labels: Sequence[str] | str | Path | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    verify: bool = True,
     gamma: float = 0.0,
     precision: str = "fp32",
     outputs: str | None = None,
@@ -76,6 +78,9 @@ def instrument(
         labels: Class names in order, or a text file with one per line.
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
             0..1), `crop_pct`, `crop_mode`, `interpolation`.
+        verify: Run the result on a random image against the source, gradients against finite
+            differences, and store the differences in the contract. Needs onnxruntime. Relevance has
+            no counterpart.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule.
         precision: "fp16" stores float32 weights as float16, which halves the file and rounds them
@@ -102,9 +107,13 @@ def instrument(
         What was written.
 
     Raises:
-        ModelError: The file is missing, damaged or not ONNX, or the result cannot be written.
+        ModelError: The file is missing, damaged or not ONNX, onnxruntime cannot run it, or the
+            result cannot be written.
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
         InputError: An unknown method or field, labels that do not fit.
+        VerificationError: The result computes something else than the source, or a gradient is not
+            what finite differences are.
+        MissingDependencyError: onnxruntime is not installed, and `verify` is not False.
     """
     check_precision(precision)
     request = Request(
@@ -122,23 +131,38 @@ def instrument(
         refuse_itself(source, path)
     model = load(source)
     file = contextlib.nullcontext() if isinstance(source, ir.Model) else blaming(source)
+
+    def made(request: Request) -> Explained:
+        explained = explain(
+            model,
+            bundle=bundle,
+            methods=methods,
+            contract=contract,
+            labels=labels,
+            preprocessing=preprocessing,
+            gamma=gamma,
+            request=request,
+        )
+        return narrow(explained) if precision == "fp16" else explained
+
     try:
         with file:
-            explained = explain(
-                model,
-                bundle=bundle,
-                methods=methods,
-                contract=contract,
-                labels=labels,
-                preprocessing=preprocessing,
-                gamma=gamma,
-                request=request,
-            )
-            if precision == "fp16":
-                explained = narrow(explained)
+            if not verify:
+                explained = made(request)
+            else:
+                from onnxplain.graphs.proof import verified
+
+                # Gradients are checked with the values that they are of, and for one class.
+                raw = dataclasses.replace(request, targets=1, outputs="both")
+                explained = verified(made(request if request.taps else raw), model, Path(path))
+                if request.targets > 1:
+                    differences = explained.contract.verification
+                    explained = made(request).with_verification(differences or {})
+                elif not request.taps:
+                    explained = explained.maps_alone()
             if embed_preprocessing:
                 explained = embed(explained)
-    except ModelError as error:
+    except (ModelError, VerificationError) as error:
         if isinstance(source, ir.Model):
             raise
         raise type(error)(f"{os.fspath(source)}: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -13,7 +13,7 @@ from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET
 from onnxplain.graphs.taps import dependents
 
-__all__ = ["drop_outputs", "drop_unused", "emit", "free_names", "target_last"]
+__all__ = ["drop_outputs", "drop_unused", "emit", "free_names", "only", "target_last"]
 
 
 def free_names(graph: ir.Graph, reserved: Set[str]) -> None:
@@ -51,6 +51,16 @@ def drop_outputs(model: ir.Model, unwanted: Callable[[str], bool]) -> None:
     for value in [v for v in model.graph.outputs if unwanted(str(v.name))]:
         model.graph.outputs.remove(value)
     drop_unused(model)
+
+
+def only(model: ir.Model, names: Iterable[str]) -> ir.Model:
+    """A copy of what computes the outputs of these names; inputs keep their defaults."""
+    outputs = [value for value in model.graph.outputs if value.name in set(names)]
+    graph = ir.convenience.extract(model.graph, model.graph.inputs, outputs)
+    for value in graph.inputs:
+        if value.const_value is not None:
+            graph.register_initializer(value)
+    return ir.Model(graph, ir_version=model.ir_version)
 
 
 def drop_unused(model: ir.Model) -> None:

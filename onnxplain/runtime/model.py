@@ -149,6 +149,11 @@ class Model:
         return self._devices[0].name
 
     @property
+    def files(self) -> list[Path]:
+        """The file of each graph, cheapest first."""
+        return [graph.path for graph in self._graphs]
+
+    @property
     def outputs(self) -> set[str]:
         """Names of every output that some graph has, besides the logits."""
         return set().union(*(graph.outputs for graph in self._graphs))
