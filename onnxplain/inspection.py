@@ -96,6 +96,7 @@ def describe_findings(found: Findings) -> Iterator[tuple[str, str]]:
     yield "output", ", ".join(found.outputs) or "none"
     if found.contract is not None:
         told = dict(describe(found.contract))
+        yield "pictures", told["input"].partition(": ")[2]
         yield from ((name, told[name]) for name in _OF_THE_GRAPH if name in told)
     elif found.layers:
         heads, tokens = ({layer[i] for layer in found.layers} for i in range(2))

@@ -59,6 +59,7 @@ def test_a_transformer(transformer: Path) -> None:
     assert rows["graph"].startswith("opset 17, ")
     assert rows["input"] == "image FLOAT [n,3,24,32]"
     assert rows["output"] == "output FLOAT [n,5]"
+    assert rows["pictures"] == "NCHW, 24 x 32 (height x width), any batch"
     assert rows["tokens"] == "13: cls; then 3 x 4 patches, row by row"
     assert rows["readout"] == "cls: token 0"
     assert rows["attention"] == "2 layers of 2 heads, global"
