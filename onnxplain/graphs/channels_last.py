@@ -28,9 +28,9 @@ def channels_first(model: ir.Model, layout: str | None = None) -> tuple[ir.Model
     Args:
         model: With one input of rank 4 that has no default; another is handed back as it is. It is
             left as it is.
-        layout: "NHWC" or "NCHW", for an input whose shape does not tell. None: channels are last
-            where the last size is 3 and the second one is not, or, of an input that leaves both
-            open, where the first convolution takes them from.
+        layout: "NHWC" or "NCHW", for an input whose shape does not tell. None: channels are where
+            the size is 3; where both or neither are, where the first convolution takes them from;
+            where that is not seen, of two first.
 
     Raises:
         InputError: Another layout, or one that the input's shape contradicts.
@@ -44,8 +44,10 @@ def channels_first(model: ir.Model, layout: str | None = None) -> tuple[ir.Model
     dims = list(image.shape)
     # Of several inputs `analyse` says the shapes that they have in the file.
     alone = all(v is image or v.name in model.graph.initializers for v in model.graph.inputs)
-    if layout is None and alone and not any(isinstance(dims[axis], int) for axis in (1, 3)):
-        layout = layout_of(image)
+    if layout is None and alone and (dims[1] == 3) == (dims[3] == 3):
+        read = layout_of(image)
+        if read is not None and dims[read.index("C")] in (3, *_free(dims)):
+            layout = read
     if layout is None and (dims[1] == 3 or dims[3] != 3 or not alone):
         return model, "NCHW"
     layout = layout or "NHWC"
@@ -84,6 +86,10 @@ def channels_last(model: ir.Model, name: str) -> None:
             graph.remove(node, safe=True)
     if first.uses():
         first.replace_all_uses_with(_transposed(graph, last, TO_FIRST, "channels_first"))
+
+
+def _free(dims: Sequence[int | ir.SymbolicDim]) -> list[ir.SymbolicDim]:
+    return [size for size in dims if not isinstance(size, int)]
 
 
 def picture(graph: ir.Graph) -> ir.Value | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnxplain.errors import ModelError, UnsupportedModelError
 
 __all__ = [
+    "COMPUTED_BYTES",
     "PROBES",
     "Batch",
     "Dim",
@@ -31,8 +32,10 @@ __all__ = [
     "frozen_batches",
     "infer",
     "merge",
+    "room_behind",
     "show",
     "visit",
+    "visit_all",
 ]
 
 PROBES = (7, 11)  # two batch sizes; neither is 1, which would look like a broadcast
@@ -190,17 +193,30 @@ def _propagate(
 ) -> dict[ir.Value, Facts]:
     """Facts of every value with batch and picture bound to sizes, so that all are numbers."""
     facts = bound(model, image, batch, size)
-    room = COMPUTED_BYTES
-    for node in model.graph:
-        visit(node, facts, model.opset_imports)
-        made = (facts[value].constant for value in node.outputs)
-        room -= sum(array.nbytes for array in made if array is not None)
-        if room < 0:
-            raise UnsupportedModelError(
-                f"the constants that are computed up to node {node.name} take more than "
-                f"{COMPUTED_BYTES} bytes; expected a graph that computes on the image"
-            )
+    visit_all(model.graph, facts, model.opset_imports)
     return facts
+
+
+def visit_all(
+    nodes: Iterable[ir.Node], facts: dict[ir.Value, Facts], versions: dict[str, int]
+) -> None:
+    """Adds the facts of the outputs of nodes in order, in bounded memory."""
+    room = COMPUTED_BYTES
+    for node in nodes:
+        visit(node, facts, versions)
+        room = room_behind(node, facts, room)
+
+
+def room_behind(node: ir.Node, facts: Mapping[ir.Value, Facts], room: int) -> int:
+    """How many bytes of constants may be computed behind a node, of those before it."""
+    made = (facts[value].constant for value in node.outputs)
+    room -= sum(array.nbytes for array in made if array is not None)
+    if room < 0:
+        raise UnsupportedModelError(
+            f"the constants that are computed up to node {node.name} take more than "
+            f"{COMPUTED_BYTES} bytes; expected a graph that computes on the image"
+        )
+    return room
 
 
 def bound(

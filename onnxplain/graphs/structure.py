@@ -91,7 +91,7 @@ def analyse(
     size = fixed or size
     if size is None:
         raise UnsupportedModelError(
-            f"input {image.name} takes pictures of any size; give the size that pictures are "
+            f"input {image.name} does not state the size of pictures; give the size that they are "
             'brought to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
     _check_operators(model)
@@ -284,7 +284,7 @@ def _image(graph: ir.Graph) -> ir.Value:
     if dims[1] != 3:
         raise UnsupportedModelError(
             f"input {image.name} has shape {image.shape}; expected [batch, 3, height, width] or "
-            "[batch, height, width, 3]"
+            "[batch, height, width, 3]" + _what_to_say(dims)
         )
     if image.dtype not in ARITHMETIC:
         raise UnsupportedModelError(
@@ -292,6 +292,15 @@ def _image(graph: ir.Graph) -> ir.Value:
             "the model with such an input)"
         )
     return image
+
+
+def _what_to_say(dims: Sequence[int | ir.SymbolicDim]) -> str:
+    if isinstance(dims[1], int) and isinstance(dims[3], int):
+        return ""
+    return (
+        '; if it takes three channels, say where, contract={"input": {"layout": "NCHW"}} or "NHWC" '
+        "in Python, or write the number into the file"
+    )
 
 
 def _check_input(image: ir.Value, size: tuple[int, int]) -> None:
@@ -313,7 +322,7 @@ def _fixed_size(image: ir.Value) -> tuple[int, int] | None:
     if isinstance(height, int) or isinstance(width, int):
         raise UnsupportedModelError(
             f"input {image.name} has height {height} and width {width}; expected height and width "
-            "that are both fixed or both free"
+            "that are both fixed or both free (write both into the file, or neither)"
         )
     return None
 

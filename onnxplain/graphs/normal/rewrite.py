@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs.shapes import Facts, visit
+from onnxplain.graphs.shapes import COMPUTED_BYTES, Facts, room_behind, visit
 
 __all__ = ["MICROSOFT", "REWRITES", "Rewrite", "Rule", "rewrite", "rewrites"]
 
@@ -132,10 +132,12 @@ def rewrite(model: ir.Model, facts: dict[ir.Value, Facts]) -> None:
     """
     graph = model.graph
     names = {value.name for value in facts} | {v.name for node in graph for v in node.outputs}
+    room = COMPUTED_BYTES
     for node in graph:  # what a rule writes is visited next
         rule = REWRITES.get((node.domain, node.op_type))
         if rule is None:
             visit(node, facts, model.opset_imports)
+            room = room_behind(node, facts, room)
         else:
             _replace(graph, Rewrite(node, facts, model.opset_imports[""], names), rule)
 
