@@ -159,6 +159,22 @@ def test_inputs_that_state_some_sizes(shape: str, given: dict[str, Any], tmp_pat
     assert (contract.input.layout, contract.input.size) == ("NCHW", (32, 32))
 
 
+def test_bfloat16(tmp_path: Path) -> None:
+    """Its convolution is one that no opset before 22 allows, until it is float32."""
+    plain = hand_made(tmp_path / "plain.onnx", "n, c, h, w")
+    model = onnx.load(plain)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            array = onnx.numpy_helper.to_array(tensor)
+            narrow = array.astype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
+            tensor.CopyFrom(onnx.numpy_helper.from_array(narrow, tensor.name))
+    onnx.save(model, plain)
+    contract = ox.instrument(plain, tmp_path / "x.onnx").contract
+    assert (contract.precision, contract.input.size) == ("bfloat16", (32, 32))
+
+
 @pytest.mark.parametrize(
     ("shape", "words"),
     [

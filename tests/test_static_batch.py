@@ -205,4 +205,20 @@ def test_constants_that_differ_between_images_keep_the_batch(tmp_path: Path) -> 
             return logits
 
     fixed = to_file(Numbered(), tmp_path / "fixed.onnx", batch=2)
-    assert ox.instrument(fixed, tmp_path / "explained.onnx").contract.input.batch == 2
+    for path in (fixed, behind_a_dynamic_input(fixed)):  # where one image would be broadcast to two
+        assert ox.instrument(path, tmp_path / "explained.onnx").contract.input.batch == 2
+
+
+def test_a_softmax_between_images_is_no_end_that_makes_probabilities(tmp_path: Path) -> None:
+    class Shares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = HandWritten()
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.inner(x)
+            return logits.softmax(0)
+
+    plain = to_file(Shares(), tmp_path / "plain.onnx", batch=2)
+    report = ox.instrument(plain, tmp_path / "explained.onnx", methods=GRADIENTS)
+    assert (report.contract.input.batch, report.contract.logits) == (2, "output")

@@ -21,7 +21,7 @@ from onnxplain.graphs.draft import FOUND, draft
 from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
-from onnxplain.graphs.normal import has_bfloat16, normalised
+from onnxplain.graphs.normal import has_bfloat16, normalised, widened
 from onnxplain.graphs.open_sizes import with_its_size
 from onnxplain.graphs.request import Request
 from onnxplain.graphs.scores import before_the_end, score_of
@@ -162,8 +162,8 @@ def with_structure(
 ) -> tuple[ir.Model, Structure, str]:
     """What a model is, the model in the form that is explained, and what is explained of a class.
 
-    The form: with channels first, `normalised`, for any batch where that can be had, and with the
-    logits as an output where it has probabilities.
+    The form: `widened`, with channels first, `normalised`, for any batch where that can be had, and
+    with the logits as an output where it has probabilities.
 
     Args:
         model: As its exporter wrote it; it is left as it is.
@@ -172,7 +172,7 @@ def with_structure(
         layout: "NCHW" or "NHWC", where the shape of the input does not tell.
         probability: Whether the probability of a class is explained, and not its logit.
     """
-    model, layout = channels_first(model, layout)
+    model, layout = channels_first(widened(model), layout)
     image = picture(model.graph)
     if image is not None:
         model = with_its_size(model, image, size)

@@ -127,7 +127,10 @@ def infer(
         tried = frozen_batches(model)
         for frozen in tried:
             with contextlib.suppress(ModelError):
-                return _propagate(model, image, frozen, size)
+                facts = _propagate(model, image, frozen, size)
+                # Else one image is broadcast to what the exporter computed for several.
+                if any(facts[v].shape[:1] in ((), (frozen,)) for v in model.graph.outputs):
+                    return facts
         if tried == [1]:  # nothing says that it is about the batch
             raise error
         raise ModelError(

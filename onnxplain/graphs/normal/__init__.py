@@ -26,7 +26,7 @@ from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
 from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
 from onnxplain.graphs.shapes import PROBES, bound, frozen_batches
 
-__all__ = ["CONVERTED", "OPSETS", "has_bfloat16", "normalised"]
+__all__ = ["CONVERTED", "OPSETS", "has_bfloat16", "normalised", "widened"]
 
 NCHWC = f"{MICROSOFT}.nchwc"
 
@@ -35,14 +35,14 @@ def normalised(model: ir.Model, size: tuple[int, int] | None = None) -> ir.Model
     """The model in standard operators of one of `OPSETS`.
 
     Args:
-        model: The model, its functions inlined. It is left as it is.
+        model: The model, its functions inlined, `widened`. It is left as it is.
         size: Height and width to look at it with, where the graph takes pictures of any.
 
     Raises:
         UnsupportedModelError: The opset is out of range or cannot be raised, or an operator of
             onnxruntime's own, or a variant of an attention, has no equal in standard operators.
     """
-    model = raised(widened(model))
+    model = raised(model)
     _check_operators(model)
     image = picture(model.graph)  # `analyse` says what is there instead
     if image is None or not any((node.domain, node.op_type) in REWRITES for node in model.graph):
