@@ -209,6 +209,20 @@ def test_constants_that_differ_between_images_keep_the_batch(tmp_path: Path) -> 
         assert ox.instrument(path, tmp_path / "explained.onnx").contract.input.batch == 2
 
 
+def test_a_frozen_batch_of_more_than_an_input_may_have_is_refused(tmp_path: Path) -> None:
+    plain = to_file(Centred(), tmp_path / "plain.onnx")
+    model = onnx.load(plain)
+    images, size = "images", onnx.numpy_helper.from_array(np.array([2**40, 3, *SIZE]), "size")
+    model.graph.initializer.append(size)
+    node = onnx.helper.make_node("Reshape", ["image", "size"], [images])
+    for other in model.graph.node:
+        other.input[:] = [images if name == "image" else name for name in other.input]
+    model.graph.node.insert(0, node)
+    onnx.save(model, plain)
+    with pytest.raises(ox.UnsupportedModelError, match=r"takes 1099511627776 pictures of"):
+        ox.instrument(plain, tmp_path / "explained.onnx")
+
+
 def test_a_softmax_between_images_is_no_end_that_makes_probabilities(tmp_path: Path) -> None:
     class Shares(nn.Module):
         def __init__(self) -> None:

@@ -95,9 +95,11 @@ def analyse(
             'brought to, as in contract={"input": {"size": [224, 224]}} or --img-size 224'
         )
     _check_operators(model)
-    _check_input(image, size)
+    assert image.shape is not None
+    _check_input(image, size, image.shape[0])
     facts = infer(model, image, size)
     batch = facts[image].shape[0]
+    _check_input(image, size, batch)  # one that is frozen behind the input is known now
     live = dependents(graph, image)
     found_logits, classes = _logits(graph, facts, live, image, logits)
     live &= sources(found_logits)
@@ -303,8 +305,7 @@ def _what_to_say(dims: Sequence[int | ir.SymbolicDim]) -> str:
     )
 
 
-def _check_input(image: ir.Value, size: tuple[int, int]) -> None:
-    batch = image.shape[0] if image.shape is not None else None
+def _check_input(image: ir.Value, size: tuple[int, int], batch: object) -> None:
     pixels = math.prod(size) * (batch if isinstance(batch, int) else 1)
     if min(size) < 1 or not 1 <= pixels <= LARGEST_INPUT:
         raise UnsupportedModelError(
