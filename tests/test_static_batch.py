@@ -221,18 +221,3 @@ def test_a_frozen_batch_of_more_than_an_input_may_have_is_refused(tmp_path: Path
     onnx.save(model, plain)
     with pytest.raises(ox.UnsupportedModelError, match=r"takes 1099511627776 pictures of"):
         ox.instrument(plain, tmp_path / "explained.onnx")
-
-
-def test_a_softmax_between_images_is_no_end_that_makes_probabilities(tmp_path: Path) -> None:
-    class Shares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = HandWritten()
-
-        def forward(self, x: Tensor) -> Tensor:
-            logits: Tensor = self.inner(x)
-            return logits.softmax(0)
-
-    plain = to_file(Shares(), tmp_path / "plain.onnx", batch=2)
-    report = ox.instrument(plain, tmp_path / "explained.onnx", methods=GRADIENTS)
-    assert (report.contract.input.batch, report.contract.logits) == (2, "output")

@@ -49,9 +49,6 @@ def _before_probabilities(found: Structure) -> ir.Value | None:
     node = found.logits.producer()
     if node is None or node.domain != "" or node.op_type not in PROBABILITIES:
         return None
-    axis = node.attributes.get("axis")
-    if axis is not None and axis.as_int() not in (-1, 1):  # between the images of a batch
-        return None
     inner = node.inputs[0]
     return inner if inner is not None and inner.producer() is not None else None
 
