@@ -221,3 +221,24 @@ def test_a_frozen_batch_of_more_than_an_input_may_have_is_refused(tmp_path: Path
     onnx.save(model, plain)
     with pytest.raises(ox.UnsupportedModelError, match=r"takes 1099511627776 pictures of"):
         ox.instrument(plain, tmp_path / "explained.onnx")
+
+
+@pytest.mark.parametrize("batch", [2**20, 2**17])
+def test_a_large_batch_is_not_run(batch: int, tmp_path: Path) -> None:
+    """Neither one that the input states nor one that is frozen behind it, and freed."""
+    model = onnx.load(to_file(HandWritten(), tmp_path / "plain.onnx"))
+    dim = model.graph.input[0].type.tensor_type.shape.dim[0]
+    if batch < 2**20:
+        dim.dim_value = batch
+    size = onnx.numpy_helper.from_array(np.array([batch, 3, *SIZE]), "size")
+    model.graph.initializer.append(size)
+    for other in model.graph.node:
+        other.input[:] = ["images" if name == "image" else name for name in other.input]
+    model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["image", "size"], ["images"]))
+    onnx.save(model, tmp_path / "plain.onnx")
+    with pytest.raises(ox.ModelError, match=f"batch of {batch} pictures .* --no-verify"):
+        ox.instrument(tmp_path / "plain.onnx", tmp_path / "x.onnx", methods=GRADIENTS)
+    report = ox.instrument(
+        tmp_path / "plain.onnx", tmp_path / "x.onnx", methods=GRADIENTS, verify=False
+    )
+    assert report.contract.input.batch is None

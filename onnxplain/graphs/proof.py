@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ Array = NDArray[Any]
 
 SOURCE, SHIFTED = "source", "-shifted"
 UNCHANGED = 1e-6  # what the model computed before, where nodes were written otherwise
+TRIED = 2**25  # pixels of a random batch
 SMALL = 2**26  # bytes of the weights of all models together, which are in memory once more
 WITHOUT = "instrument without verification (verify=False, --no-verify)"
 
@@ -162,6 +164,10 @@ def _run(
     fixed = inputs[contract.input.name][:1]
     images = fixed[0] if fixed and isinstance(fixed[0], int) else contract.input.batch or 1
     for count in (images, *frozen):
+        if count * math.prod(contract.input.size) > TRIED:
+            raise ModelError(
+                f"a batch of {count} pictures has more than the {TRIED} pixels that are tried"
+            )
         pixels = np.random.default_rng(0).standard_normal(
             (count, 3, *contract.input.size), np.float32
         )
