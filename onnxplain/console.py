@@ -25,6 +25,7 @@ __all__ = ["SOME_FAILED", "Commands", "complain", "print_json", "progress", "res
 SOME_FAILED = 1
 UNUSABLE = 2
 INTERRUPTED = 130  # what a shell reports for a command that Ctrl-C ended
+_BY_SIGNAL = 128  # the same for any signal, plus its number
 _LEAST_QUIET, _MOST_QUIET = 10, 300  # seconds between lines of progress in a log
 
 
@@ -42,38 +43,50 @@ class Commands(TyperGroup):
             with _heeding_interrupts():
                 status = super().main(args, *positional, **options)
         except Exception as error:
-            status = INTERRUPTED if _interrupted(error) or _stopped.is_set() else UNUSABLE
+            status = INTERRUPTED if _interrupted(error) or _struck else UNUSABLE
             if debug:
                 traceback.print_exc()
             if status == UNUSABLE or isinstance(error, _Interrupted):
                 complain(_one_line(error))
-                sys.exit(status)
+                sys.exit(_ended(status))
         if status == INTERRUPTED:
             complain("interrupted")
-        sys.exit(status or 0)
+        sys.exit(_ended(status or 0))
 
 
-_stopped = threading.Event()
+_struck: list[int] = []  # the signals that came
 
 
 @contextlib.contextmanager
 def _heeding_interrupts() -> Iterator[None]:
-    """Keeps in mind that Ctrl-C came: where it strikes an import that may fail, it is swallowed."""
+    """Keeps in mind that Ctrl-C came: where it strikes an import that may fail, it is swallowed.
 
-    def stop(*_: object) -> None:
-        _stopped.set()
+    SIGTERM, of `timeout` and of CI, ends the work in the same way, so that nothing is left behind.
+    """
+
+    def stop(number: int, _: object) -> None:
+        _struck.append(number)
         raise KeyboardInterrupt
 
-    _stopped.clear()
+    _struck.clear()
+    usual: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
     main = threading.current_thread() is threading.main_thread()  # no other may set a handler
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # as in the background, where a shell has it ignored
-        return
-    before = signal.signal(signal.SIGINT, stop)
+    # Another handler stays, as in the background, where a shell has Ctrl-C ignored.
+    ours = [number for number, how in usual.items() if main and signal.getsignal(number) is how]
+    for number in ours:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in ours:
+            signal.signal(number, usual[number])
+
+
+def _ended(status: int) -> int:
+    return _BY_SIGNAL + _struck[0] if status == INTERRUPTED and _struck else status
 
 
 def _interrupted(error: BaseException | None) -> bool:
@@ -156,7 +169,7 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _heed() -> None:
-    if _stopped.is_set():
+    if _struck:
         raise KeyboardInterrupt
 
 

@@ -173,6 +173,8 @@ def print_verification(report: Verification, as_json: bool) -> None:
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
     for note in report.notes:
         print(note)
+    off = [one.output for one in report.differences if not one.within]
+    print(f"differ: {', '.join(off)}" if off else "the same within tolerance")
 
 
 def print_evaluation(found: Evaluation, as_json: bool) -> None:
@@ -198,6 +200,7 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
     for name in heads:
         table.add_column(name, justify="right")
     table.add_column("trusted", overflow="fold")
+    trust = {True: "yes", None: "not tested"}  # of whether it depends on weights
     answers = {True: "yes", False: "no", None: "-"}
     unanswered = False
     for one in found.results["verdicts"]:
@@ -211,7 +214,7 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
             str(one["worse_than_random"]) if compared else "-",
             answers[one["class_sensitive"]],
             answers[one["weight_sensitive"]],
-            "yes" if one["doubt"] is None else f"no: it {one['doubt']}",
+            f"no: it {one['doubt']}" if one["doubt"] else trust[one["weight_sensitive"]],
         )
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
     if unanswered:

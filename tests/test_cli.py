@@ -272,7 +272,43 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Waits, with its files half done, for a signal.
+_WAITS = """
+import time
+from onnxplain.__main__ import main
+from onnxplain.graphs import storage
+
+def waiting(*_):
+    print("reached", flush=True)
+    time.sleep(60)
+
+storage._check_written = waiting
+main()
+"""
+
+
 class TestInterrupt:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_leaves_no_temporary_folder(self, number: signal.Signals, tmp_path: Path) -> None:
+        plain = tmp_path / "plain.onnx"
+        module = timm.create_model("test_vit", num_classes=3, img_size=32)
+        ir.save(to_onnx(module, image_size=(32, 32)), plain)
+        command = ["instrument", str(plain), "-o", str(tmp_path / "explained.onnx")]
+        with subprocess.Popen(
+            [sys.executable, "-c", _WAITS, *command, "--methods", "rollout"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=heed_interrupts,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "reached\n"
+            assert list(tmp_path.glob(".explained.onnx.*/*"))
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (128 + number, "onnxplain: interrupted\n")
+        assert list(tmp_path.iterdir()) == [plain]
+
     def test_leaves_no_half_written_file(self, toy_file: ToyFile, tmp_path: Path) -> None:
         first = picture(tmp_path / "photos" / "0.png", size=(1000, 800))
         for i in range(1, 400):

@@ -347,12 +347,14 @@ def test_what_is_of_too_few_pictures_says_so(garments: Path, tmp_path: Path) -> 
     asked += ["--measures", "localisation,sanity", "-o", str(tmp_path)]
     found = CliRunner().invoke(app, ["evaluate", str(garments), *asked])
     row, note = found.stdout.splitlines()[-3:-1]
-    assert row.split() == ["rollout", "1.0", "3", "of", "3", "0", "no", "-", "yes"]
+    assert row.split() == ["rollout", "1.0", "3", "of", "3", "0", "no", "-", "not", "tested"]
     assert note == "-: not measured, or on fewer than 6 pictures, of which there is no interval"
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     dash = '<td class="absent" title="fewer than 6 pictures">&ndash;'
     (ranking,) = re.findall('<table class="ranking">.*?</table>', page, re.DOTALL)
     assert ranking.count(dash) == page.count(dash) == 1
+    assert '<td class="absent">not tested</td>' in ranking
+    assert "Trust <code>" not in page
     # Of rollout and the two baselines.
     assert page.count('<small title="fewer than 6 pictures">no interval</small>') == 3
     assert "not measured, or on fewer than 6 pictures" in page

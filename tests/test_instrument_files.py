@@ -369,6 +369,19 @@ def test_only_a_folder_with_a_bundle_alone_is_replaced(plain: Path, tmp_path: Pa
     assert contents(tmp_path) == kept
 
 
+@pytest.mark.parametrize("name", ["explained.onnx", "bundle"])
+def test_a_folder_without_permission_is_refused_before_the_work(
+    name: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def permitted(path: Path, mode: int) -> bool:  # root may write anywhere
+        return Path(path) != tmp_path or not mode & os.W_OK
+
+    monkeypatch.setattr("os.access", permitted)
+    monkeypatch.setattr("onnxplain.graphs.load", pytest.fail)
+    with pytest.raises(InputError, match="a folder without permission to write; choose another"):
+        ox.instrument(plain, tmp_path / name)
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
 @pytest.mark.parametrize(("kind", "steps"), [("file", 3), ("pair", 5), ("bundle", 10)])
 def test_a_failure_leaves_what_was_there(

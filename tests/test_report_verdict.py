@@ -8,7 +8,7 @@ from typing import Any
 from evaluation_results import full, minimal
 
 from onnxplain.evaluation.report.reading import read
-from onnxplain.evaluation.report.verdict import verdict
+from onnxplain.evaluation.report.verdict import trusted, verdict
 
 
 def words(results: dict[str, Any]) -> str:
@@ -78,6 +78,17 @@ def test_verdict_of_few_pictures_and_of_nothing() -> None:
         "Do not trust rollout here: it is better than random maps in no measure."
     )
     results["verdicts"][0]["better_than_random"] = 1
+    assert words(results) == (
+        "rollout does best: better than random maps in 1 of 1 measures, worse in none. "
+        "It is not tested whether its map changes when the model's weights are replaced: that was "
+        "not measured, or on fewer than 6 pictures.\n"
+        "With 12 pictures, only large differences show."
+    )
+    assert trusted(read(results), "rollout") is None
+    results["verdicts"][0]["weight_sensitive"] = False
+    assert trusted(read(results), "rollout") is False
+    results["verdicts"][0]["weight_sensitive"] = True
+    assert trusted(read(results), "rollout") is True
     assert words(results) == (
         "Trust rollout: better than random maps in 1 of 1 measures, worse in none.\n"
         "With 12 pictures, only large differences show."

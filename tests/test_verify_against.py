@@ -120,6 +120,11 @@ class TestFiles:
         assert rows["logits"][0] == "2x3"
         assert rows["logits"][3:] == ["3.3e-01", "3.3e-01", "no"]
         assert rows["attention.0"][2:] == ["0.0e+00", "0.0e+00", "0.0e+00", "yes"]
+        off = [name for name, cells in rows.items() if cells[-1] == "no"]
+        assert stdout.splitlines()[-1] == f"differ: {', '.join(off)}"
+        assert "logits" in off
+        code, stdout, _ = run(one, "--against", one)
+        assert (code, stdout.splitlines()[-1]) == (0, "the same within tolerance")
 
     def test_a_weight_changed(self, toy_file: ToyFile) -> None:
         other = toy_file("other.onnx")

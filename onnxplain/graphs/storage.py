@@ -272,16 +272,16 @@ def check_destination(path: Path, *, bundle: bool) -> None:
     """
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such folder; make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path.parent}: a folder without permission to write; choose another")
     if not bundle:
         if path.is_dir():
             raise InputError(f"{path}: a folder; expected a file name such as {path / 'vit.onnx'}")
         return
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: a file; expected a folder, or a name that ends in .onnx")
-    if not path.is_dir():
-        return
     ours = {BUNDLE_FILE, WEIGHTS_FILE, *(f"{kind}.onnx" for kind in GRAPH_KINDS)}
-    found = {entry.name for entry in path.iterdir()}
+    found = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     if found and (BUNDLE_FILE not in found or not found <= ours):
         other = min(found - ours, default=min(found))
         raise InputError(

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from onnxplain.evaluation.report.reading import CENTER, RANDOM, SIGNS, Reading, Standing
-from onnxplain.evaluation.report.verdict import doubt
+from onnxplain.evaluation.report.verdict import doubt, trusted
 from onnxplain.evaluation.statistics import LEAST_PICTURES
 
 __all__ = [
@@ -86,7 +86,7 @@ def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any
     compared = verdict["compared"]
     few = any((method, one["name"]) in reading.values for one in reading.headlines)
     cells = [
-        _yes_or_no(reason is None),
+        _trusted(trusted(reading, method)),
         f'<td class="number">{rank}</td>',
         _tally(better, compared - better - worse, worse) if compared else _absent(few),
         _tally(*(center.count(standing) for standing in SIGNS)) if center else _absent(few),
@@ -96,6 +96,10 @@ def _ranked(reading: Reading, place: int, method: str, verdict: Mapping[str, Any
     ]
     head = f'<th scope="row"><span class="place">{place}</span>{method_name(method)}</th>'
     return f"<tr>{head}{''.join(cells)}</tr>"
+
+
+def _trusted(value: bool | None) -> str:
+    return '<td class="absent">not tested</td>' if value is None else _yes_or_no(value)
 
 
 def _absent(few: bool) -> str:

@@ -7,14 +7,14 @@ from html import escape
 from onnxplain.evaluation.report.reading import CENTER, Reading
 from onnxplain.evaluation.statistics import LEAST_PICTURES
 
-__all__ = ["RULE", "doubt", "verdict"]
+__all__ = ["RULE", "doubt", "trusted", "verdict"]
 
 RULE = (
     "A method is trusted here if, of the measures in the summary below, it is better than random "
     "maps in more than half and worse in none, if it is not more often worse than a blob in the "
-    "centre than better, and if its map changes when the model's weights are replaced. Of those, "
-    "the one with the best mean rank comes first. That a method does not tell classes apart "
-    "matters where a picture holds several things."
+    "centre than better, and if its map changes when the model's weights are replaced; where that "
+    "alone was not measured, it is not tested. Of those, the one with the best mean rank comes "
+    "first. That a method does not tell classes apart matters where a picture holds several things."
 )
 _OFTEN_WRONG = 0.5  # share of pictures that are classified rightly
 _FEW = 100  # pictures; with fewer, only large differences can be told from chance
@@ -42,6 +42,14 @@ def doubt(reading: Reading, method: str) -> str | None:
     return None
 
 
+def trusted(reading: Reading, method: str) -> bool | None:
+    """None where nothing speaks against it, but its dependence on weights was not measured."""
+    if doubt(reading, method) is not None:
+        return False
+    sensitive: bool | None = reading.verdicts[method]["weight_sensitive"]
+    return sensitive
+
+
 def verdict(reading: Reading) -> str:
     """One or two paragraphs of HTML."""
     compared = [name for name in reading.verdicts if _counts(reading, name)[2]]
@@ -53,11 +61,11 @@ def verdict(reading: Reading) -> str:
                 "an interval, and a method can be told from chance.</p>"
             )
         return "<p>No measure was taken that tells which method to trust.</p>"
-    trusted = [name for name in compared if doubt(reading, name) is None]
+    passing = [name for name in compared if doubt(reading, name) is None]
     useless = [name for name in compared if _counts(reading, name)[0] == 0]
-    best = next((name for name in (*trusted, *compared) if name not in useless), compared[0])
-    if trusted:
-        lead = _praise(reading, compared, trusted)
+    best = next((name for name in (*passing, *compared) if name not in useless), compared[0])
+    if passing:
+        lead = _praise(reading, compared, passing)
     elif len(compared) == 1:
         lead = f"Do not trust {_name(best)} here: it {doubt(reading, best)}."
     elif len(useless) == len(compared):
@@ -89,20 +97,25 @@ def verdict(reading: Reading) -> str:
     return f'<p class="lead">{lead}</p>{rest}'
 
 
-def _praise(reading: Reading, compared: list[str], trusted: list[str]) -> str:
-    chosen = trusted[0]
+def _praise(reading: Reading, compared: list[str], passing: list[str]) -> str:
+    chosen = passing[0]
     better, _, of = _counts(reading, chosen)
-    sentences = [
-        f"Trust {_name(chosen)}{' first' if len(compared) > 1 else ''}: better than random maps in "
-        f"{better} of {of} measures, worse in none."
-    ]
+    first = " first" if len(compared) > 1 else ""
+    tested = trusted(reading, chosen) is not None
+    lead = f"Trust {_name(chosen)}{first}" if tested else f"{_name(chosen)} does best"
+    sentences = [f"{lead}: better than random maps in {better} of {of} measures, worse in none."]
+    if not tested:
+        sentences.append(
+            "It is not tested whether its map changes when the model's weights are replaced: that "
+            f"was not measured, or on fewer than {LEAST_PICTURES} pictures."
+        )
     sentences += [
         f"{_name(name)} ranks higher, but {doubt(reading, name)}."
         for name in compared[: compared.index(chosen)]
     ]
     if reading.verdicts[chosen]["class_sensitive"] is False:
         sentences.append("It does not tell one class of a picture from another.")
-        telling = [name for name in trusted if reading.verdicts[name]["class_sensitive"]]
+        telling = [name for name in passing if reading.verdicts[name]["class_sensitive"]]
         sentences += [f"{_name(name)} is the best that does." for name in telling[:1]]
     return " ".join(sentences)
 
