@@ -26,6 +26,7 @@ __all__ = [
     "KEY",
     "LARGEST_INPUT",
     "PRECISIONS",
+    "PREPROCESSING",
     "AttentionLayer",
     "Contract",
     "ImageInput",
@@ -76,6 +77,10 @@ def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int
             f"image size {size!r}: expected pixels or (height, width), up to {LARGEST_SIDE}"
         ) from None
     return sides
+
+
+PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "color_order")
+"""Fields of `ImageInput` that say how a picture becomes pixel values, which no graph tells."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ import typer
 
 import onnxplain
 from onnxplain.console import complain, stages
+from onnxplain.contract import PREPROCESSING
 from onnxplain.options import (
     Checkpoint,
+    CropMode,
     Debug,
     DiscardRatio,
     EmbedPreprocessing,
@@ -126,6 +128,7 @@ def instrument(
         float | None,
         typer.Option(help="Crop's share of the resized side, such as 0.9. Default: 1."),
     ] = None,
+    crop_mode: CropMode = None,
     interpolation: Annotated[
         str | None, typer.Option(help="bicubic, bilinear, nearest, ... Default: bicubic.")
     ] = None,
@@ -156,6 +159,7 @@ def instrument(
         mean=None if mean is None else read_triple(mean, "--mean"),
         std=None if std is None else read_triple(std, "--std"),
         crop_pct=crop_pct,
+        crop_mode=crop_mode,
         interpolation=interpolation,
     )
     size = None if img_size is None else {"size": read_size(img_size)}
@@ -179,8 +183,8 @@ def instrument(
         embed_preprocessing=embed_preprocessing,
         precision=precision,
     )
-    if assumed := {"mean", "std", "crop_pct", "interpolation"} - set(preprocessing):
+    if assumed := [name for name in PREPROCESSING if name not in preprocessing]:
         image = report.contract.input
-        told = (f"{name} {getattr(image, name)}" for name in sorted(assumed))
+        told = (f"{name} {getattr(image, name)}" for name in assumed)
         complain(f"assumed {', '.join(told)}, which the graph does not tell")
     print_report(report, as_json)

@@ -14,6 +14,7 @@ __all__ = [
     "Alpha",
     "Checkpoint",
     "Colormap",
+    "CropMode",
     "Debug",
     "Device",
     "DiscardRatio",
@@ -58,7 +59,17 @@ ModelOutput = Annotated[
 ]
 Labels = Annotated[
     Path | None,
-    typer.Option(help="Text file of class names, one a line, from class 0 on. Default: numbers."),
+    typer.Option(
+        help="Class names: a text file, one a line, from class 0 on; or a JSON file with id2label "
+        "(Hugging Face's config.json). Default: numbers."
+    ),
+]
+CropMode = Annotated[
+    Literal["center", "border", "squash"] | None,
+    typer.Option(
+        help="center: resize the shorter side, crop. border: resize the longer side, pad. squash: "
+        "resize height and width to the input's, whatever the aspect ratio. Default: center."
+    ),
 ]
 Methods = Annotated[
     str | None,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxplain.contract import Contract, height_and_width
+from onnxplain.contract import PREPROCESSING, Contract, height_and_width
 from onnxplain.differences import TOLERANCE, Difference, measure
 from onnxplain.errors import InputError
 from onnxplain.outputs import map_name
@@ -324,7 +324,7 @@ class _Comparison:
         image, image2 = first.contract.input, second.contract.input
         if (image.layout == "HWC") != (image2.layout == "HWC"):
             self._note("one side does the preprocessing in the graph: a grey level may differ")
-        for name in ("mean", "std", "crop_pct", "crop_mode", "interpolation", "color_order"):
+        for name in PREPROCESSING:
             if (a := getattr(image, name)) != (b := getattr(image2, name)):
                 self._note(f"{name} is {a} in {first.name} and {b} in {second.name}")
 

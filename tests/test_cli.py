@@ -394,7 +394,7 @@ class TestModelsFromTorch:
         ir.save(to_onnx(module, image_size=(64, 96)), tmp_path / "plain.onnx")
         (tmp_path / "labels.txt").write_text("\n".join(LABELS))
         out = tmp_path / "bundle"
-        told = summary(
+        ran = onnxplain_command(
             *(
                 "instrument",
                 tmp_path / "plain.onnx",
@@ -405,7 +405,13 @@ class TestModelsFromTorch:
             ),
             *("--mean", "0.5,0.4,0.3", "--std", "0.2, 0.3, 0.4", "--crop-pct", "0.9"),
             *("--interpolation", "bilinear", "--methods", "rollout, generic_attention"),
+            *("--crop-mode", "squash", "--json"),
         )
+        assert (ran.exit_code, ran.stderr.strip()) == (
+            0,
+            "onnxplain: assumed color_order RGB, which the graph does not tell",
+        )
+        told = json.loads(ran.stdout)
         assert told["methods"] == ["rollout", "generic_attention"]
         assert told["files"] == {path.name: path.stat().st_size for path in out.iterdir()}
         contract = onnxplain.Explainer(out).contract
@@ -413,4 +419,17 @@ class TestModelsFromTorch:
         assert contract.input.mean == (0.5, 0.4, 0.3)
         assert contract.input.std == (0.2, 0.3, 0.4)
         assert (contract.input.crop_pct, contract.input.interpolation) == (0.9, "bilinear")
+        assert contract.input.crop_mode == "squash"
         done("explain", out, picture(tmp_path / "cat.png"), "-o", tmp_path / "cat.overlay.png")
+
+    def test_what_instrument_assumes(self, tmp_path: Path) -> None:
+        module = timm.create_model("test_vit", num_classes=3, img_size=64)
+        plain = tmp_path / "plain.onnx"
+        ir.save(to_onnx(module, image_size=(64, 64)), plain)
+        rest = ("-o", tmp_path / "out.onnx", "--methods", "rollout", "--no-verify")
+        ran = onnxplain_command("instrument", plain, *rest, "--mean", "0,0,0")
+        assert ran.exit_code == 0
+        assert "assumed std (0.229, 0.224, 0.225), crop_pct 1.0, crop_mode center" in ran.stderr
+        assert "interpolation bicubic, color_order RGB, which the graph does not" in ran.stderr
+        wrong = onnxplain_command("instrument", plain, *rest, "--crop-mode", "stretch")
+        assert wrong.exit_code == 2

@@ -526,9 +526,15 @@ def test_a_grid_that_is_found_is_overridden(plain: Path, tmp_path: Path) -> None
         ({"contract": {"readout": {"kind": "cls", "ranges": [[0, 99]]}}}, "0..99 of 13 tokens"),
         ({"contract": {"input": {"size": (64, 64)}}}, "the graph's own is (24, 32)"),
         ({"preprocessing": {"means": 1}}, "preprocessing field means; expected some of mean"),
-        ({"preprocessing": {"std": (1, 0, 1)}}, "three positive numbers"),
-        ({"preprocessing": {"mean": (0.5, 0.5)}}, "expected three numbers"),
-        ({"preprocessing": {"crop_pct": "all"}}, "a positive number"),
+        ({"preprocessing": {"std": (1, 0, 1)}}, "std (1, 0, 1); expected three numbers above 0"),
+        ({"preprocessing": {"std": (127.5,) * 3}}, "at most 1 (pixels are 0..1: divide by 255)"),
+        ({"preprocessing": {"mean": (0.5, 0.5)}}, "mean (0.5, 0.5); expected three numbers"),
+        ({"preprocessing": {"mean": (127.5,) * 3}}, "of 0 to 1 (pixels are 0..1: divide by 255)"),
+        ({"preprocessing": {"mean": (0, 0, float("nan"))}}, "mean (0, 0, nan); expected three"),
+        ({"preprocessing": {"crop_pct": "all"}}, "crop_pct 'all'; expected a number above 0"),
+        ({"preprocessing": {"crop_pct": 90.0}}, "crop_pct 90.0; expected a number above 0 and at"),
+        ({"preprocessing": {"crop_pct": 0.0}}, "crop_pct 0.0; expected a number above 0"),
+        ({"contract": {"input": {"std": 1}}}, "std 1; expected three numbers above 0"),
         ({"preprocessing": {"interpolation": "fuzzy"}}, "'fuzzy'; expected one of nearest"),
     ],
 )
@@ -547,3 +553,44 @@ def test_labels_of_a_text_file(plain: Path, tmp_path: Path) -> None:
     ox.instrument(plain, path, labels=tmp_path / "labels.txt", methods=["rollout"])
     metadata = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     assert json.loads(metadata[KEY])["labels"] == names
+
+
+def test_the_largest_preprocessing(plain: Path, tmp_path: Path) -> None:
+    """Of pixels that are not normalised, and the crop of timm's volo_d5_512."""
+    given = {"mean": (0.0, 0.0, 1.0), "std": (1.0, 1.0, 1.0), "crop_pct": 1.15}
+    report = ox.instrument(
+        plain, tmp_path / "explained.onnx", preprocessing=given, methods=["rollout"], verify=False
+    )
+    assert {name: getattr(report.contract.input, name) for name in given} == given
+
+
+def test_labels_of_hugging_face(plain: Path, tmp_path: Path) -> None:
+    config = {"id2label": {str(i): f"name {i}" for i in (4, 1, 0, 3, 2)}, "label2id": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config, indent=2))
+    report = ox.instrument(
+        plain,
+        tmp_path / "explained.onnx",
+        labels=tmp_path / "config.json",
+        methods=["rollout"],
+        verify=False,
+    )
+    assert report.contract.labels == tuple(f"name {i}" for i in range(CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"architectures": []}, "expected one name per line, or a JSON file with id2label"),
+        (["cat", "dog"], "expected one name per line, or a JSON file with id2label"),
+        ({"id2label": ["cat", "dog"]}, "expected one name per line, or a JSON file with id2label"),
+        ({"id2label": {"1": "cat", "2": "dog"}}, "no name for class 0; expected one for each"),
+        ({"id2label": {"0": "cat", "1": None}}, "no name for class 1; expected one for each"),
+        ({"id2label": {"0": "cat", "1": "dog"}}, "2 labels for a model of 5 classes"),
+    ],
+)
+def test_labels_of_other_json(config: Any, found: str, plain: Path, tmp_path: Path) -> None:
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps(config))
+    with pytest.raises(InputError) as error:
+        ox.instrument(plain, tmp_path / "explained.onnx", labels=labels)
+    assert found in str(error.value)

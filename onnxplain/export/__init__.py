@@ -68,7 +68,8 @@ def export(
             graph per kind of method that share their weights.
         checkpoint: Weights in .safetensors or as saved by torch.save, which must fit.
         methods: Names of methods; None means every one that the architecture supports.
-        labels: Class names in index order, or a text file with one a line.
+        labels: Class names in index order, or a text file with one a line, or a JSON file
+            with `id2label` (Hugging Face's `config.json`).
         image_size: Pixels, or height and width. A model given by name is built for this size; the
             default is the model's own.
         verify: Run the result against torch (logits, attention, features and gradients, in batches

@@ -75,9 +75,10 @@ def instrument(
             (left out, what a Softmax or Sigmoid at the end makes probabilities of);
             `input`, as in `preprocessing`, with `size` for a graph that takes pictures of any, and
             `layout`, "NCHW" or "NHWC", for one whose input does not tell where its channels are.
-        labels: Class names in order, or a text file with one per line.
+        labels: Class names in order, or a text file with one per line, or a JSON file with
+            `id2label` (Hugging Face's `config.json`).
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
-            0..1), `crop_pct`, `crop_mode`, `interpolation`.
+            0..1), `crop_pct`, `crop_mode`, `interpolation`, `color_order`.
         verify: Run the result on a random image against the source, gradients against finite
             differences, and store the differences in the contract. Needs onnxruntime. Relevance has
             no counterpart.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
+import json
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ CHOICES = {
     "interpolation": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
     "color_order": ("RGB", "BGR"),
 }
+LABEL_FILES = "one name per line, or a JSON file with id2label"
+LARGEST_CROP = 1.15  # of crop_pct; timm's VOLO models, which pad the picture, have the largest
 
 
 def draft(
@@ -103,19 +105,51 @@ def draft(
 
 
 def read_labels(labels: Sequence[str] | str | Path, classes: int) -> tuple[str, ...]:
-    """Class names from a sequence, or from a UTF-8 text file with one name per line."""
+    """Class names from a sequence, or from a UTF-8 file.
+
+    Args:
+        labels: Names in order; or a text file with one per line; or a JSON file whose `id2label`
+            maps numbers to names, as Hugging Face's `config.json` does.
+        classes: How many there are.
+
+    Raises:
+        InputError: The file cannot be read or is another JSON file, or the names are not as many.
+    """
     if isinstance(labels, str | Path):
         try:
-            names = Path(labels).read_text("utf-8").rstrip("\n").split("\n")
+            text = Path(labels).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise InputError(f"labels {labels}: {reason}; expected one name per line") from None
-        names = [name.rstrip("\r") for name in names]
+            raise InputError(f"labels {labels}: {reason}; expected {LABEL_FILES}") from None
+        names = _names_in_json(text, labels)
+        if names is None:
+            names = [name.rstrip("\r") for name in text.rstrip("\n").split("\n")]
     else:
         names = [str(name) for name in labels]
     if len(names) != classes:
         raise InputError(f"{len(names)} labels for a model of {classes} classes")
     return tuple(names)
+
+
+def _names_in_json(text: str, path: str | Path) -> list[str] | None:
+    """The names of `id2label`; None for text that is no JSON object or list."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict | list):
+        return None  # a line that reads as a number or a quoted name
+    found = data.get("id2label") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise InputError(f"labels {path}: JSON without id2label; expected {LABEL_FILES}")
+    names = [found.get(str(number)) for number in range(len(found))]
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InputError(
+                f"labels {path}: id2label has no name for class {number}; expected one for each "
+                f"of 0 to {len(found) - 1}"
+            )
+    return [str(name) for name in names]
 
 
 def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageInput:
@@ -138,18 +172,34 @@ def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageI
         if field in CHOICES and value not in CHOICES[field]:
             raise InputError(f"{field} {value!r}; expected one of {', '.join(CHOICES[field])}")
     image = dataclasses.replace(image, **given)
-    try:
-        positive = (*image.std, image.crop_pct)
-        if not all(0 < float(v) < math.inf for v in positive) or len(image.std) != 3:
-            raise ValueError
-        if not all(math.isfinite(v) for v in image.mean) or len(image.mean) != 3:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise InputError(
-            f"mean {image.mean}, std {image.std}, crop_pct {image.crop_pct}; expected three "
-            "numbers, three positive numbers and a positive number"
-        ) from None
+    _check_numbers(image)
     return image
+
+
+def _check_numbers(image: ImageInput) -> None:
+    pixels = "pixels are 0..1: divide by 255"
+    valid: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "mean": (
+            lambda mean: len(mean) == 3 and all(0 <= v <= 1 for v in mean),
+            f"three numbers of 0 to 1 ({pixels})",
+        ),
+        "std": (
+            lambda std: len(std) == 3 and all(0 < v <= 1 for v in std),
+            f"three numbers above 0 and at most 1 ({pixels})",
+        ),
+        "crop_pct": (
+            lambda crop: 0 < crop <= LARGEST_CROP,
+            f"a number above 0 and at most {LARGEST_CROP}, such as 0.9 for 90 %",
+        ),
+    }
+    for field, (is_valid, expected) in valid.items():
+        value = getattr(image, field)
+        try:
+            fits = is_valid(value)
+        except TypeError:
+            fits = False
+        if not fits:
+            raise InputError(f"{field} {value!r}; expected {expected}")
 
 
 def _multiple(found: Structure, tokens: Tokens) -> tuple[int, int]:

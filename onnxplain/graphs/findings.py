@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxplain.contract import Contract, ImageInput
+from onnxplain.contract import PREPROCESSING, Contract, ImageInput
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.assemble import build
 from onnxplain.graphs.channels_last import channels_first
@@ -70,8 +70,7 @@ class Findings:
     def assumed(self) -> dict[str, object]:
         """The preprocessing that an explained file would have, which no graph tells."""
         image = ImageInput(size=(1, 1))
-        names = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "color_order")
-        return {name: getattr(image, name) for name in names}
+        return {name: getattr(image, name) for name in PREPROCESSING}
 
 
 def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = None) -> Findings:
