@@ -86,7 +86,10 @@ def compare(
         reasons.append(unproven(own))
         pairs = {} if reasons[-1] else differentiated(own)
         for one, other in _batches(own, image.shape[:1], images, pixels):
-            expected = ask(plain, {image.name: other})
+            try:
+                expected = ask(plain, {image.name: other})
+            except ModelError as error:
+                raise ModelError(f"{source}: {error}") from None
             feeds = {own.input.name: one, **question(own, len(other), expected)}
             shared = sorted(names & expected.keys())
             found = ask(session, feeds, [own.logits, *shared, *pairs, *pairs.values()])

@@ -290,7 +290,8 @@ def pictures_in(folder: Path) -> int:
     copy = folder.with_name("peek")
     copy.mkdir(exist_ok=True)
     for path in folder.glob(f"{FILE}*"):
-        (copy / path.name).write_bytes(path.read_bytes())
+        with contextlib.suppress(FileNotFoundError):  # a journal comes and goes
+            (copy / path.name).write_bytes(path.read_bytes())
     try:
         with sqlite3.connect(copy / FILE) as database:
             (count,) = database.execute("SELECT count(*) FROM pictures").fetchone()

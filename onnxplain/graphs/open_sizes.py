@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.axes import ELEMENTWISE, QUANTISERS
-from onnxplain.graphs.shapes import PROBES, bound, frozen_batches, visit_all
+from onnxplain.graphs.shapes import PROBES, bound, frozen_batches, of_stored, visit_all
 
 __all__ = ["layout_of", "with_its_size"]
 
@@ -182,5 +182,7 @@ def _weight(convolution: ir.Node) -> tuple[int, ...] | None:
         if node.op_type not in {"Cast", "Identity"} | QUANTISERS:
             break
         weight = node.inputs[0]
-    tensor = None if weight is None else ir.convenience.get_const_tensor(weight)
-    return None if tensor is None else tuple(tensor.shape.numpy())
+    stored = None if weight is None else of_stored(weight)
+    if stored is None:
+        return None
+    return tuple(d for d in stored.shape if isinstance(d, int))

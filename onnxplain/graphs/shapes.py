@@ -32,6 +32,7 @@ __all__ = [
     "frozen_batches",
     "infer",
     "merge",
+    "of_stored",
     "room_behind",
     "show",
     "visit",
@@ -147,13 +148,17 @@ def frozen_batches(model: ir.Model) -> list[int]:
     for node in model.graph:
         targets = node.op_type in ("Reshape", "Expand")
         for value in node.inputs[1:2] if targets else node.inputs:
-            tensor = None if value is None else ir.convenience.get_const_tensor(value)
-            if tensor is None or not tensor.size:
+            stored = None if value is None else of_stored(value)
+            if stored is None:
                 continue
-            if targets:
-                found.add(int(tensor.numpy().reshape(-1)[0]))
-            elif node.op_type == "Concat" and len(tensor.shape) > 1:
-                found.add(tensor.numpy().shape[0])
+            if targets and stored.constant is not None and stored.constant.size:
+                found.add(int(stored.constant.reshape(-1)[0]))
+            elif (
+                node.op_type == "Concat"
+                and len(stored.shape) > 1
+                and isinstance(stored.shape[0], int)
+            ):
+                found.add(stored.shape[0])
     return sorted(size for size in found if size > 0)[:FROZEN]
 
 
@@ -242,6 +247,18 @@ def bound(
         if value.const_value is not None:
             facts[value] = _of_tensor(value.const_value)
     return facts
+
+
+def of_stored(value: ir.Value) -> Facts | None:
+    """Facts of a weight or of what a Constant holds; None of any other value."""
+    if value.const_value is not None:
+        return _of_tensor(value.const_value)
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) != ("", "Constant"):
+        return None
+    with contextlib.suppress(ModelError):
+        return _of_constant(node)
+    return None
 
 
 def _of_tensor(tensor: ir.TensorProtocol) -> Facts:
