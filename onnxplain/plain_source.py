@@ -89,7 +89,8 @@ def compare(
             try:
                 expected = ask(plain, {image.name: other})
             except ModelError as error:
-                raise ModelError(f"{source}: {error}") from None
+                made_from = f"expected the model that {model.path} was made from"
+                raise ModelError(f"{source}: {error}; {made_from}") from None
             feeds = {own.input.name: one, **question(own, len(other), expected)}
             shared = sorted(names & expected.keys())
             found = ask(session, feeds, [own.logits, *shared, *pairs, *pairs.values()])

@@ -513,6 +513,8 @@ class TestRefused:
         files = [toy_file("good.onnx")]
         files.insert(position, bad)
         line = complaint("verify", files[0], "--against", files[1])
+        if (case, position) == ("without a contract", 1):  # as it may be, of the same model
+            expected = f"expected the model that {files[0]} was made from"
         assert str(bad) in line
         assert expected in line
 
