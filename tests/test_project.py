@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
-    "making": {"console", "options", "reporting"},
+    "making": {"contract", "console", "options", "reporting"},
     "evaluating": {"console", "options", "reporting"},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }
