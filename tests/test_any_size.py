@@ -323,7 +323,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_graph_for_any_size_needs_one_to_begin_with(plain: Path, tmp_path: Path) -> None:
-    with pytest.raises(ox.UnsupportedModelError, match="give the size that pictures are brought"):
+    with pytest.raises(ox.UnsupportedModelError, match="give the size that they are brought"):
         ox.instrument(plain, tmp_path / "x.onnx")
     for given in ([32], [0, 32], "large", 32):
         with pytest.raises(ox.InputError, match="expected"):

@@ -137,7 +137,9 @@ def test_a_frozen_batch_stays_and_recorded_shapes_are_not_believed() -> None:
 def frozen(first: int, second: int) -> ir.Model:
     text = """
     <ir_version: 10, opset_import: ["" : 17]>
-    g (float[batch, 4] x) => () <int64[3] frozen = {FIRST, SECOND, 2}> { y = Reshape(x, frozen) }
+    g (float[batch, 4] x) => (float[a, b, c] y) <int64[3] frozen = {FIRST, SECOND, 2}> {
+        y = Reshape(x, frozen)
+    }
     """
     return ir.from_proto(parse(text.replace("FIRST", str(first)).replace("SECOND", str(second))))
 
