@@ -111,6 +111,10 @@ class ImageInput:
     interpolation: str = "bicubic"
     color_order: str = "RGB"
 
+    def fed(self, pixels: Any) -> Any:
+        """What the graph is given for pixel values, an array [batch, 3, height, width]."""
+        return pixels.transpose(0, 2, 3, 1).copy() if self.layout == "NHWC" else pixels
+
     def at(self, size: SupportsIndex | Iterable[SupportsIndex]) -> ImageInput:
         """The input for pictures of another size.
 

@@ -113,9 +113,7 @@ def _batches(
     size = fixed[0] if known else contract.input.batch or 1
     for start in range(0, len(images), size):
         chosen = [min(start + i, len(images) - 1) for i in range(size)]
-        plain = np.stack([pixels[i] for i in chosen])
-        if contract.input.layout == "NHWC":
-            plain = np.ascontiguousarray(plain.transpose(0, 2, 3, 1))
+        plain = contract.input.fed(np.stack([pixels[i] for i in chosen]))
         yield images[start] if contract.input.layout == "HWC" else plain, plain
 
 

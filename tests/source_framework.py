@@ -199,13 +199,12 @@ def compare_with(source: Source, plain: Path, *, runs: bool = True, **given: Any
     path = plain.with_name("explained.onnx")
     report = ox.instrument(plain, path, methods=COMPARED, outputs="both", **given)
     contract = report.contract
-    last = contract.input.layout == "NHWC"
     bare = dataclasses.replace(contract, maps={})  # made of the arrays, not fetched
     for batch in BATCHES:
         generator = torch.Generator().manual_seed(batch)
         images = torch.randn(batch, 3, *contract.input.size, generator=generator).numpy()
         target = (np.arange(batch) * 3 + batch) % contract.classes
-        pictures = images.transpose(0, 2, 3, 1) if last else images
+        pictures = contract.input.fed(images)
         found = run(path, {contract.input.name: pictures, "target": target})
         own = run(plain, {contract.input.name: pictures}) if runs else {}
         arrays = source(images, target, found, contract)

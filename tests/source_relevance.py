@@ -46,9 +46,7 @@ def compare_relevance(module: nn.Module, plain: Path, **given: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(batch, 3, *contract.input.size, dtype=torch.float64, generator=generator)
     target = (torch.arange(batch) * 3 + 1) % contract.classes
-    channels_last = contract.input.layout == "NHWC"
-    pictures = images.permute(0, 2, 3, 1) if channels_last else images
-    feeds = {contract.input.name: pictures.numpy(), "target": target.numpy()}
+    feeds = {contract.input.name: contract.input.fed(images.numpy()), "target": target.numpy()}
     found = run(model, feeds)
 
     module = module.double().requires_grad_(False)

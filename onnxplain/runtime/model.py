@@ -237,8 +237,7 @@ class Model:
                 pixels = images
             else:
                 pixels = np.stack([images[i] for i in chosen])
-            if self.contract.input.layout == "NHWC":
-                pixels = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+            pixels = self.contract.input.fed(pixels)
             if graph.types.get(self.contract.input.name) == "tensor(float16)":
                 pixels = pixels.astype(np.float16)
             feeds[self.contract.input.name] = pixels
