@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Outcome", "Worker"]
+__all__ = ["Outcome", "Worker", "peak"]
 
 LONGEST_WAIT = 120  # seconds
 MEMORY = 3 * 2**30  # bytes that it may allocate; files that are mapped do not count
@@ -103,11 +103,11 @@ def _try(action: str, path: Path) -> dict[str, Any]:
     except Exception as error:
         kind, text = type(error).__name__, "".join(traceback.format_exception(error)[-12:])
     seconds = time.process_time() - start
-    return {"kind": kind, "text": text, "seconds": seconds, "peak": _peak()}
+    return {"kind": kind, "text": text, "seconds": seconds, "peak": peak()}
 
 
-def _peak() -> int:
-    """Of this process alone: that of `getrusage` counts what it was forked from too."""
+def peak() -> int:
+    """Bytes of this process alone: `getrusage` counts the memory of what it was forked from too."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
