@@ -43,7 +43,7 @@ from onnxplain.export import stage
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import TOLERANCE
 from onnxplain.graphs.choice import refusals
-from onnxplain.graphs.structure import analyse
+from onnxplain.graphs.structure.analysis import analyse
 from onnxplain.outputs import METHODS
 
 __all__ = ["PAGE", "arguments", "check", "in_own_process", "main", "page"]

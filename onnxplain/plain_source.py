@@ -15,9 +15,9 @@ from onnxplain.contract import INT8, KEY, Contract
 from onnxplain.differences import TOLERANCE, Difference, measure
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs import Explained, load
-from onnxplain.graphs.proof import SHIFTED, question, sessions_of, unchanged
-from onnxplain.graphs.shifted import differentiated
-from onnxplain.graphs.slopes import Slopes, ask, opened, unproven
+from onnxplain.graphs.proof.shifted import differentiated
+from onnxplain.graphs.proof.slopes import Slopes, ask, opened, unproven
+from onnxplain.graphs.proof.trial import SHIFTED, question, sessions_of, unchanged
 from onnxplain.runtime.devices import candidates, open_session
 from onnxplain.runtime.model import Model
 

@@ -19,9 +19,9 @@ from timm.models.eva import Eva
 from torch import nn
 
 from onnxplain.export.plain import to_onnx
-from onnxplain.graphs.attnlrp import attn_lrp
-from onnxplain.graphs.relevance import ATTRIBUTION, LRP
-from onnxplain.graphs.walk import Rule
+from onnxplain.graphs.backward.attnlrp import attn_lrp
+from onnxplain.graphs.backward.relevance import ATTRIBUTION, LRP
+from onnxplain.graphs.backward.walk import Rule
 
 __all__ = ["TABLES", "left"]
 

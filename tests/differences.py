@@ -20,10 +20,11 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from onnxplain.graphs.backward.gradient import GRADIENT
+from onnxplain.graphs.backward.walk import Cotangent, Range, dense, walk
 from onnxplain.graphs.builder import Builder
-from onnxplain.graphs.gradient import GRADIENT
-from onnxplain.graphs.shapes import Dim, Shape, infer
-from onnxplain.graphs.walk import Cotangent, Range, dense, walk
+from onnxplain.graphs.values.facts import Dim, Shape
+from onnxplain.graphs.values.shapes import infer
 
 __all__ = [
     "TOLERANCE",

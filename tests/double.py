@@ -12,10 +12,10 @@ from differences import EXACT
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from onnxplain.graphs.backward.walk import Cotangent, Rule, dense, walk
 from onnxplain.graphs.builder import Builder
-from onnxplain.graphs.structure import analyse
-from onnxplain.graphs.taps import dependents
-from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
+from onnxplain.graphs.structure.analysis import analyse
+from onnxplain.graphs.values.uses import dependents
 
 __all__ = ["carried", "doubled", "run"]
 

@@ -13,7 +13,7 @@ from onnx import helper
 
 from onnxplain.graphs import normal  # noqa: F401  (fills the table)
 from onnxplain.graphs.normal.rewrite import rewrite
-from onnxplain.graphs.shapes import bound
+from onnxplain.graphs.values.shapes import bound
 
 __all__ = ["Arrays", "floats", "run", "single", "written_out"]
 

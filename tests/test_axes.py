@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from operator_cases import CASES
 from random_nodes import Source
 
-from onnxplain.graphs.axes import BATCH, ELEMENTWISE, Place, carried, follow, volume
-from onnxplain.graphs.shapes import Facts, infer
+from onnxplain.graphs.values.axes import BATCH, ELEMENTWISE, Place, carried, follow, volume
+from onnxplain.graphs.values.facts import Facts
+from onnxplain.graphs.values.shapes import infer
 
 IMAGE = {"image": np.zeros(1, np.float32)}
 

@@ -11,9 +11,9 @@ from chains import outputs_of, parse
 from differences import Array, agree, evaluate
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from onnxplain.graphs.backward.relevance import divide
 from onnxplain.graphs.builder import Builder, Tensor
-from onnxplain.graphs.relevance import divide
-from onnxplain.graphs.shapes import infer
+from onnxplain.graphs.values.shapes import infer
 
 MODEL = """
 <ir_version: 10, opset_import: ["" : 20]>

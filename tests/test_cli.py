@@ -276,13 +276,13 @@ def heed_interrupts() -> None:
 _WAITS = """
 import time
 from onnxplain.__main__ import main
-from onnxplain.graphs import storage
+from onnxplain.graphs.files import writing
 
 def waiting(*_):
     print("reached", flush=True)
     time.sleep(60)
 
-storage._check_written = waiting
+writing._check_written = waiting
 main()
 """
 

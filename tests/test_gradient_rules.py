@@ -26,7 +26,7 @@ from operator_cases import CASES, EQUATIONS
 from random_nodes import Source
 
 from onnxplain.errors import UnsupportedOperatorError
-from onnxplain.graphs.gradient import GRADIENT
+from onnxplain.graphs.backward.gradient import GRADIENT
 
 IMAGE = {"image": np.zeros(1, np.float32)}
 NUMPY = {"tensor(float)": np.float32, "tensor(double)": np.float64}

@@ -23,7 +23,7 @@ import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError, ModelError, UnsupportedModelError
-from onnxplain.graphs import storage
+from onnxplain.graphs.files import writing
 from onnxplain.outputs import GRAPH_KINDS, METHODS
 
 
@@ -274,7 +274,7 @@ def test_an_older_explanation_of_a_large_file_is_replaced(
         for entry in tensor.external_data:
             entry.value = "plain.onnx.data" if entry.key == "location" else entry.value
     onnx.save(model, plain)
-    monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+    monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 1000)
     for methods in (["rollout"], None):
         ox.instrument(plain, tmp_path / "made.onnx", methods=methods)
     names = {"plain.onnx", "plain.onnx.data", "made.onnx", "made.onnx.data"}
@@ -289,7 +289,7 @@ def test_a_large_file_moves_together_with_its_weights(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ox.instrument(plain, tmp_path / "whole.onnx")
-    monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+    monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 1000)
     (tmp_path / "a").mkdir()
     report = ox.instrument(plain, tmp_path / "a" / "x.onnx")
     assert report.files.keys() == {"x.onnx", "x.onnx.data"}
@@ -320,7 +320,7 @@ def test_a_bundle_holds_the_weights_once(plain: Path, tmp_path: Path) -> None:
     large = sum(
         array.nbytes
         for tensor in onnx.load(plain).graph.initializer
-        if (array := onnx.numpy_helper.to_array(tensor)).nbytes > storage.SHARED_ABOVE
+        if (array := onnx.numpy_helper.to_array(tensor)).nbytes > writing.SHARED_ABOVE
     )
     assert report.files["weights.bin"] == large
 
@@ -395,7 +395,7 @@ def test_a_failure_leaves_what_was_there(
     """Each step of writing, checking and renaming fails once; then nothing does."""
     path = tmp_path / ("bundle" if kind == "bundle" else "explained.onnx")
     if kind == "pair":
-        monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1000)
+        monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 1000)
     ox.instrument(plain, path, methods=["rollout"])
     before = contents(tmp_path)
     explained = graphs.explain(graphs.load(plain), bundle=kind == "bundle")

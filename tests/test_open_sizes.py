@@ -21,8 +21,8 @@ from torch import Tensor, nn
 import onnxplain as ox
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs import load
-from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.findings import find
+from onnxplain.graphs.normal.channels_last import channels_first
 
 
 class ChannelsLast(nn.Module):

@@ -34,10 +34,10 @@ from torch_relevance import Attribution, Plain, Program, straight_through
 
 import onnxplain as ox
 from onnxplain.errors import UnsupportedModelError
+from onnxplain.graphs.backward.gradient import GRADIENT
+from onnxplain.graphs.backward.walk import Cotangent, walk
 from onnxplain.graphs.builder import Builder
-from onnxplain.graphs.gradient import GRADIENT
-from onnxplain.graphs.shapes import infer
-from onnxplain.graphs.walk import Cotangent, walk
+from onnxplain.graphs.values.shapes import infer
 from onnxplain.outputs import (
     INPUT_RELEVANCE,
     INPUT_RELEVANCE_ATTNLRP,

@@ -10,7 +10,7 @@ from differences import agree, differentiate, evaluate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import onnxplain.graphs.walk
+import onnxplain.graphs.backward.walk
 
 # Each makes {o}, [batch, 4, 6], of {a} and {b} of the same shape.
 STEPS = [
@@ -86,7 +86,7 @@ def test_random_graph(data: st.DataObject) -> None:
     check(model, taps)
     with pytest.MonkeyPatch.context() as patch:
         ranged = differentiate(outputs_of(model, ["y"]), {"y": None}, taps)
-        patch.setattr(onnxplain.graphs.walk, "carried", lambda *_: None)
+        patch.setattr(onnxplain.graphs.backward.walk, "carried", lambda *_: None)
         full = differentiate(outputs_of(model, ["y"]), {"y": None}, taps)
     feeds: dict[str, Any] = values(model, 3)
     feeds["seed.y"] = evaluate(outputs_of(model, ["y"]), feeds)["y"]

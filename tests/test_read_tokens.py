@@ -16,7 +16,7 @@ from small_vits import small_vit, stir
 import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.contract import Readout
-from onnxplain.graphs import structure
+from onnxplain.graphs.structure import analysis
 from onnxplain.outputs import METHODS, TOKEN_WEIGHTS
 from onnxplain.runtime import methods
 
@@ -85,7 +85,7 @@ def test_of_other_heads_it_is_the_share_of_the_gradient(read: str, tmp_path: Pat
 def test_it_continues_what_the_row_is(
     read: str, expected: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure, "find_readout", lambda *_: None)
+    monkeypatch.setattr(analysis, "find_readout", lambda *_: None)
     taps = explained(HandWritten(read=read), tmp_path).taps(IMAGES, target=TARGET)
     close(taps.token_weights, np.array([expected] * 3))
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import onnxplain as ox
 from onnxplain.contract import KEY
 from onnxplain.errors import ContractError, InputError, ModelError
-from onnxplain.graphs import storage
+from onnxplain.graphs.files import writing
 from onnxplain.graphs.reduced import reduce_to
 from onnxplain.outputs import METHODS
 from onnxplain.runtime.model import Model
@@ -173,7 +173,7 @@ def test_of_a_bundle_the_graphs_that_serve_together(bundle: Path, tmp_path: Path
 
 
 def test_large_weights_go_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "EXTERNAL_ABOVE", 1_000_000)
+    monkeypatch.setattr(writing, "EXTERNAL_ABOVE", 1_000_000)
     path = tmp_path / "logits.onnx"
     reduce_to(GARMENTS, path, ())
     assert {p.name for p in tmp_path.iterdir()} == {"logits.onnx", "logits.onnx.data"}

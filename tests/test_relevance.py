@@ -24,7 +24,7 @@ import onnxplain as ox
 from onnxplain import graphs
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import relative_difference
-from onnxplain.graphs.relevance import LRP
+from onnxplain.graphs.backward.relevance import LRP
 from onnxplain.outputs import METHODS
 from onnxplain.runtime import methods
 

@@ -26,11 +26,11 @@ from written_out import written_out
 import onnxplain as ox
 from onnxplain.export.plain import to_onnx
 from onnxplain.export.verify import relative_difference
-from onnxplain.graphs.attnlrp import attn_lrp
+from onnxplain.graphs.backward.attnlrp import attn_lrp
+from onnxplain.graphs.backward.relevance import ATTRIBUTION
+from onnxplain.graphs.backward.walk import Cotangent, Rule, dense, walk
 from onnxplain.graphs.builder import Builder
-from onnxplain.graphs.relevance import ATTRIBUTION
-from onnxplain.graphs.shapes import infer
-from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
+from onnxplain.graphs.values.shapes import infer
 from onnxplain.outputs import METHODS
 
 Array = NDArray[np.float64]

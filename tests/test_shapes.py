@@ -10,7 +10,8 @@ from chains import outputs_of, parse, values
 from differences import evaluate
 
 from onnxplain.errors import ModelError, UnsupportedModelError
-from onnxplain.graphs.shapes import Batch, Dim, infer
+from onnxplain.graphs.values.facts import Batch, Dim
+from onnxplain.graphs.values.shapes import infer
 
 GRAPHS = {
     # The batch and the width are read from the value, the other sizes are constants.

@@ -31,13 +31,13 @@ from onnxplain.cli import app
 from onnxplain.errors import VerificationError
 from onnxplain.export.plain import to_onnx
 from onnxplain.graphs import assemble
+from onnxplain.graphs.backward.gradient import GRADIENT
+from onnxplain.graphs.backward.walk import Cotangent, Step
 from onnxplain.graphs.builder import Builder
 from onnxplain.graphs.builder import Tensor as Made
-from onnxplain.graphs.double import in_double
-from onnxplain.graphs.gradient import GRADIENT
-from onnxplain.graphs.slopes import opened
-from onnxplain.graphs.taps import dependents
-from onnxplain.graphs.walk import Cotangent, Step
+from onnxplain.graphs.proof.double import in_double
+from onnxplain.graphs.proof.slopes import opened
+from onnxplain.graphs.values.uses import dependents
 
 # Of float32 gradients, against finite differences in float64 that are themselves within 1e-8.
 SINGLE = 2e-6

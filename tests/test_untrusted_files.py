@@ -20,7 +20,7 @@ from untrusted_worker import Worker
 
 from onnxplain import graphs
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs import shapes
+from onnxplain.graphs.values import shapes
 
 Change = Callable[[onnx.ModelProto], None]
 Damage = Callable[[Path], None]

@@ -7,9 +7,9 @@ import pytest
 from chains import check, outputs_of, parse, values
 from differences import Differentiated, agree, differences, differentiate, evaluate
 
-import onnxplain.graphs.walk
+import onnxplain.graphs.backward.walk
 from onnxplain.errors import UnsupportedOperatorError
-from onnxplain.graphs.walk import Range
+from onnxplain.graphs.backward.walk import Range
 
 # A transformer block with pre-normalisation on five tokens of six channels and two heads.
 BLOCK = """
@@ -87,7 +87,7 @@ def test_a_range_gives_the_numbers_of_the_dense_walk(monkeypatch: pytest.MonkeyP
     model = parse(BLOCK.replace("READ", "read = Gather <axis = 1> (z, one)"))
     taps = ["x", "p", "r"]
     ranged = differentiate(outputs_of(model, ["y"]), {"y": None}, taps)
-    monkeypatch.setattr(onnxplain.graphs.walk, "carried", lambda *_: None)
+    monkeypatch.setattr(onnxplain.graphs.backward.walk, "carried", lambda *_: None)
     full = differentiate(outputs_of(model, ["y"]), {"y": None}, taps)
     feeds = values(model, 3) | {"seed.y": np.random.default_rng(1).normal(size=(3, 3))}
     for name, expected in evaluate(full.model, feeds).items():

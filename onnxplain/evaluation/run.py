@@ -25,8 +25,8 @@ from onnxplain.evaluation.results import FORMAT, Measured, summarise, versions
 from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
 from onnxplain.evaluation.study import Layout
 from onnxplain.evaluation.work import Step, Work, spread
+from onnxplain.graphs.files.reading import weight_files
 from onnxplain.graphs.randomised import levels
-from onnxplain.graphs.storage import weight_files
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explainer import Explainer
 

@@ -24,8 +24,8 @@ from onnxplain.export.rounding import round_weights
 from onnxplain.export.verify import torch_runs
 from onnxplain.export.verify import verify as verify_files
 from onnxplain.graphs.choice import named
+from onnxplain.graphs.files.writing import check_destination, drafted
 from onnxplain.graphs.precision import check_precision
-from onnxplain.graphs.storage import check_destination, drafted
 
 __all__ = ["export_model"]
 

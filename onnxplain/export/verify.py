@@ -21,8 +21,8 @@ from onnxplain.errors import ModelError, VerificationError
 from onnxplain.export.plain import inference_form, one_line
 from onnxplain.export.torch_features import torch_features
 from onnxplain.export.torch_taps import TorchTaps, torch_taps
+from onnxplain.graphs.builder import TINY
 from onnxplain.graphs.interface import drop_outputs
-from onnxplain.graphs.relevance import TINY
 from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,

@@ -16,10 +16,11 @@ try:
 
     from onnxplain.graphs.embedding import embed
     from onnxplain.graphs.explained import Explained, explain
+    from onnxplain.graphs.files.reading import load
+    from onnxplain.graphs.files.sound import blaming
+    from onnxplain.graphs.files.writing import Report, check_destination, refuse_itself, save
     from onnxplain.graphs.precision import check_precision, narrow
     from onnxplain.graphs.request import Request
-    from onnxplain.graphs.sound import blaming
-    from onnxplain.graphs.storage import Report, check_destination, load, refuse_itself, save
 except ModuleNotFoundError as missing:
     if missing.name not in ("onnx", "onnx_ir"):
         raise
@@ -151,7 +152,7 @@ def instrument(
             if not verify:
                 explained = made(request)
             else:
-                from onnxplain.graphs.proof import verified
+                from onnxplain.graphs.proof.trial import verified
 
                 # Gradients are checked with the values that they are of, and for one class.
                 raw = dataclasses.replace(request, targets=1, outputs="both")

@@ -8,21 +8,21 @@ import onnx_ir as ir
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import UnsupportedModelError, UnsupportedOperatorError
-from onnxplain.graphs.attnlrp import attn_lrp
+from onnxplain.graphs.backward.attnlrp import attn_lrp
+from onnxplain.graphs.backward.gradient import GRADIENT
+from onnxplain.graphs.backward.relevance import ATTRIBUTION, LRP
+from onnxplain.graphs.backward.walk import Cotangent, Rule, dense, walk
 from onnxplain.graphs.builder import Builder, Tensor, symbolic
-from onnxplain.graphs.channels_last import channels_last
-from onnxplain.graphs.gradient import GRADIENT
 from onnxplain.graphs.heatmaps import heatmap
 from onnxplain.graphs.interface import drop_unused, emit, free_names, target_last
 from onnxplain.graphs.maps import draw
-from onnxplain.graphs.read_tokens import token_weights
-from onnxplain.graphs.relevance import ATTRIBUTION, LRP
+from onnxplain.graphs.normal.channels_last import channels_last
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET, of_probabilities, seeds
 from onnxplain.graphs.selection import maps_alone
 from onnxplain.graphs.sizes import for_any_size
-from onnxplain.graphs.structure import Structure, analyse
-from onnxplain.graphs.taps import Features, Layout, Tap
-from onnxplain.graphs.walk import Cotangent, Rule, dense, walk
+from onnxplain.graphs.structure.analysis import Structure, analyse
+from onnxplain.graphs.structure.read_tokens import token_weights
+from onnxplain.graphs.structure.taps import Features, Layout, Tap
 from onnxplain.outputs import (
     FEATURES,
     FEATURES_GRADIENT,

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.graphs.shapes import Batch, Dim, Facts, Shape
+from onnxplain.graphs.values.facts import Batch, Dim, Facts, Shape
 
-__all__ = ["Builder", "Tensor", "broadcast", "symbolic"]
+__all__ = ["TINY", "Builder", "Tensor", "broadcast", "symbolic"]
+
+TINY = 1e-37  # next to nothing, and yet a normal float32
 
 
 @dataclass(frozen=True)

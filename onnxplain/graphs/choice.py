@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from onnxplain.contract import Readout
 from onnxplain.errors import InputError, UnsupportedModelError
-from onnxplain.graphs.relevance import LRP
-from onnxplain.graphs.structure import Structure
-from onnxplain.graphs.taps import dependents
+from onnxplain.graphs.backward.relevance import LRP
+from onnxplain.graphs.structure.analysis import Structure
+from onnxplain.graphs.values.uses import dependents
 from onnxplain.outputs import ALIASES, METHODS, Needs
 
 __all__ = ["named", "refusals", "served"]

@@ -25,8 +25,8 @@ from onnxplain.contract import (
     Tokens,
 )
 from onnxplain.errors import ContractError, InputError, UnsupportedModelError
-from onnxplain.graphs.structure import Structure
-from onnxplain.graphs.tokens import prefix_names
+from onnxplain.graphs.structure.analysis import Structure
+from onnxplain.graphs.structure.tokens import prefix_names
 
 __all__ = ["draft", "read_labels"]
 

@@ -22,9 +22,9 @@ from onnx_ir.tape import Tape
 
 from onnxplain.contract import ImageInput
 from onnxplain.errors import InputError
-from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.explained import Explained
 from onnxplain.graphs.interface import free_names
+from onnxplain.graphs.normal.channels_last import channels_first
 
 __all__ = ["IMAGE", "INTERPOLATIONS", "embed"]
 

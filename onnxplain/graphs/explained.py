@@ -15,19 +15,19 @@ import onnx_ir as ir
 from onnxplain.contract import KEY, Contract, Source
 from onnxplain.errors import InputError, UnsupportedModelError
 from onnxplain.graphs.assemble import build
-from onnxplain.graphs.channels_last import channels_first, picture
 from onnxplain.graphs.choice import served
 from onnxplain.graphs.draft import FOUND, draft
-from onnxplain.graphs.free_batch import with_free_batch
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.maps import options_of
 from onnxplain.graphs.normal import has_bfloat16, normalised, widened
-from onnxplain.graphs.open_sizes import with_its_size
+from onnxplain.graphs.normal.channels_last import channels_first, picture
+from onnxplain.graphs.normal.free_batch import with_free_batch
+from onnxplain.graphs.normal.open_sizes import with_its_size
 from onnxplain.graphs.request import Request
-from onnxplain.graphs.scores import before_the_end, score_of
 from onnxplain.graphs.seeds import CLASS_WEIGHTS
 from onnxplain.graphs.selection import maps_alone, with_methods
-from onnxplain.graphs.structure import Structure, analyse
+from onnxplain.graphs.structure.analysis import Structure, analyse
+from onnxplain.graphs.structure.scores import before_the_end, score_of
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = ["SINGLE", "Explained", "explain", "known", "with_structure"]

@@ -14,17 +14,18 @@ import onnx_ir as ir
 from onnxplain.contract import PREPROCESSING, Contract, ImageInput
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.assemble import build
-from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.choice import refusals
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.explained import known, with_structure
+from onnxplain.graphs.files.reading import load
+from onnxplain.graphs.files.sound import blaming
 from onnxplain.graphs.normal import has_bfloat16
+from onnxplain.graphs.normal.channels_last import channels_first
 from onnxplain.graphs.selection import with_methods
-from onnxplain.graphs.shapes import Facts, Shape, infer, show
-from onnxplain.graphs.sound import blaming
-from onnxplain.graphs.storage import load
-from onnxplain.graphs.structure import Structure
-from onnxplain.graphs.taps import dependents, sources
+from onnxplain.graphs.structure.analysis import Structure
+from onnxplain.graphs.values.facts import Facts, Shape, show
+from onnxplain.graphs.values.shapes import infer
+from onnxplain.graphs.values.uses import dependents, sources
 from onnxplain.outputs import METHODS
 
 __all__ = ["Findings", "find"]

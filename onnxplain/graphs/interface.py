@@ -11,7 +11,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET
-from onnxplain.graphs.taps import dependents
+from onnxplain.graphs.values.uses import dependents
 
 __all__ = ["drop_outputs", "drop_unused", "emit", "free_names", "only", "target_last"]
 

@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError
 from onnxplain.graphs.builder import Builder, Tensor
-from onnxplain.graphs.shapes import Shape
+from onnxplain.graphs.values.facts import Shape
 from onnxplain.outputs import METHODS
 
 __all__ = ["OPTIONS", "draw", "options_of"]

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxplain.contract import BFLOAT16, HALF, INT8, PRECISIONS
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import Explained
-from onnxplain.graphs.stored import SMALL, cast_behind, is_large, names_in
+from onnxplain.graphs.values.stored import SMALL, cast_behind, is_large, names_in
 
 __all__ = ["check_precision", "halved", "narrow"]
 

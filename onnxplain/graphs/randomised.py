@@ -43,13 +43,13 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from onnxplain.contract import KEY, Contract
 from onnxplain.errors import InputError, UnsupportedModelError
-from onnxplain.graphs.channels_last import channels_first
 from onnxplain.graphs.explained import SINGLE, Explained
+from onnxplain.graphs.files.writing import check_destination, refuse_itself, save
 from onnxplain.graphs.interface import drop_unused
+from onnxplain.graphs.normal.channels_last import channels_first
 from onnxplain.graphs.reduced import drop_methods, reduced
-from onnxplain.graphs.storage import check_destination, refuse_itself, save
-from onnxplain.graphs.structure import analyse
-from onnxplain.graphs.taps import sources
+from onnxplain.graphs.structure.analysis import analyse
+from onnxplain.graphs.values.uses import sources
 
 __all__ = ["MOST_LEVELS", "levels", "randomise"]
 

@@ -16,10 +16,11 @@ import onnx_ir as ir
 from onnxplain.contract import BUNDLE_FILE, KEY, Contract
 from onnxplain.errors import ContractError, InputError
 from onnxplain.graphs.explained import SINGLE, Explained
+from onnxplain.graphs.files.reading import load
+from onnxplain.graphs.files.writing import check_destination, refuse_itself, save
 from onnxplain.graphs.interface import drop_outputs
 from onnxplain.graphs.seeds import CLASS_WEIGHTS, TARGET
 from onnxplain.graphs.selection import maps_alone, with_methods
-from onnxplain.graphs.storage import check_destination, load, refuse_itself, save
 from onnxplain.outputs import ALIASES, GRAPH_KINDS, METHODS, heatmap_name, map_name
 
 __all__ = ["drop_methods", "reduce_to", "reduced"]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplain.graphs.builder import Builder, Tensor
-from onnxplain.graphs.shapes import Shape
+from onnxplain.graphs.values.facts import Shape
 
 __all__ = ["CLASS_WEIGHTS", "TARGET", "of_probabilities", "seeds"]
 

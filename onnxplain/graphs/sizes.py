@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.builder import Builder, Tensor
 from onnxplain.graphs.interface import drop_unused
-from onnxplain.graphs.shapes import Facts
+from onnxplain.graphs.values.facts import Facts
 
 __all__ = ["for_any_size"]
 

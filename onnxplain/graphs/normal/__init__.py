@@ -12,7 +12,6 @@ import contextlib
 import onnx_ir as ir
 
 from onnxplain.errors import ModelError, UnsupportedModelError
-from onnxplain.graphs.channels_last import picture
 from onnxplain.graphs.normal import (  # noqa: F401
     activations,
     attention,
@@ -22,9 +21,10 @@ from onnxplain.graphs.normal import (  # noqa: F401
     rotary,
 )
 from onnxplain.graphs.normal.bfloat16 import has_bfloat16, widened
+from onnxplain.graphs.normal.channels_last import picture
 from onnxplain.graphs.normal.opset import CONVERTED, OPSETS, raised
 from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES, rewrite
-from onnxplain.graphs.shapes import PROBES, bound, frozen_batches
+from onnxplain.graphs.values.shapes import PROBES, bound, frozen_batches
 
 __all__ = ["CONVERTED", "OPSETS", "has_bfloat16", "normalised", "widened"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.graphs.stored import cast_behind, is_large, names_in
+from onnxplain.graphs.values.stored import cast_behind, is_large, names_in
 
 __all__ = ["has_bfloat16", "widened"]
 

@@ -13,7 +13,9 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplain.errors import UnsupportedModelError
-from onnxplain.graphs.shapes import COMPUTED_BYTES, Facts, room_behind, visit
+from onnxplain.graphs.values.facts import Facts
+from onnxplain.graphs.values.shapes import COMPUTED_BYTES, room_behind
+from onnxplain.graphs.values.visit import visit
 
 __all__ = ["MICROSOFT", "REWRITES", "Rewrite", "Rule", "rewrite", "rewrites"]
 

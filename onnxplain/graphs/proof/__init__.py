@@ -1,0 +1,1 @@
+"""Proves explained graphs without the framework that the model is from, run by onnxruntime."""

@@ -1,0 +1,1 @@
+"""What a graph is, found by its structure and not by names: attentions, tokens, readout, scores."""
