@@ -42,6 +42,7 @@ from onnxplain.options import (
     read_triple,
     sized,
 )
+from onnxplain.processor import PROCESSOR_FILE
 from onnxplain.reporting import print_report
 
 __all__ = ["export", "instrument"]
@@ -110,6 +111,14 @@ def export(
 def instrument(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="Any ONNX vision transformer.")],
     output: ModelOutput,
+    preprocessing: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What the next five options say and --img-size, from Hugging Face's "
+            f"{PROCESSOR_FILE} or timm's config.json; options given beside it win.",
+        ),
+    ] = None,
     mean: Annotated[
         str | None,
         typer.Option(
@@ -155,22 +164,22 @@ def instrument(
     debug: Debug = False,
 ) -> None:
     """Make an ONNX file explain itself, whoever exported it. Needs the extra `graphs`."""
-    preprocessing = given(
+    image = given(
         mean=None if mean is None else read_triple(mean, "--mean"),
         std=None if std is None else read_triple(std, "--std"),
         crop_pct=crop_pct,
         crop_mode=crop_mode,
         interpolation=interpolation,
     )
-    size = None if img_size is None else {"size": read_size(img_size)}
+    size = given(size=None if img_size is None else read_size(img_size))
     maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
     report = onnxplain.instrument(
         source,
         output,
         methods=read_names(methods),
-        contract=given(logits=logits, input=size),
+        contract=given(logits=logits, input={**image, **size} or None),
         labels=labels,
-        preprocessing=preprocessing or None,
+        preprocessing=preprocessing,
         verify=not no_verify,
         gamma=gamma,
         outputs=outputs,
@@ -183,8 +192,11 @@ def instrument(
         embed_preprocessing=embed_preprocessing,
         precision=precision,
     )
-    if assumed := [name for name in PREPROCESSING if name not in preprocessing]:
-        image = report.contract.input
-        told = (f"{name} {getattr(image, name)}" for name in assumed)
-        complain(f"assumed {', '.join(told)}, which the graph does not tell")
+    assumed = [name for name in PREPROCESSING if name not in image]
+    if assumed and preprocessing is None:
+        told = ", ".join(f"{name} {getattr(report.contract.input, name)}" for name in assumed)
+        beside = source.parent / PROCESSOR_FILE
+        known = not image and beside.is_file()
+        hint = f"; --preprocessing {beside} takes it from there" if known else ""
+        complain(f"assumed {told}, which the graph does not tell{hint}")
     print_report(report, as_json)

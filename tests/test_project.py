@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "contract": {"contract_checks", "outputs", "errors"},
     "contract_checks": {"contract", "outputs"},
     "runtime": {"contract", "outputs", "errors", "onnxruntime", "cv2", "PIL"},
-    "graphs": {"contract", "outputs", "errors", "onnx", "onnx_ir", "onnxruntime"},
+    "processor": {"contract", "errors"},
+    "graphs": {"processor", "contract", "outputs", "errors", "onnx", "onnx_ir", "onnxruntime"},
     "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
@@ -65,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "console": {"errors"},
     "options": {"errors"},
     "reporting": {"console", "inspection", "panel", "demo", *PUBLIC},
-    "making": {"contract", "console", "options", "reporting"},
+    "making": {"processor", "contract", "console", "options", "reporting"},
     "evaluating": {"console", "options", "reporting"},
     "cli": {"runtime", "graphs", "export", "demo", *CLI_PARTS, "contract", "errors"},
 }

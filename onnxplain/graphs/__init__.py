@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from onnxplain.errors import MissingDependencyError, ModelError, VerificationError
+from onnxplain.errors import InputError, MissingDependencyError, ModelError, VerificationError
+from onnxplain.processor import read_processor
 
 try:
     import onnx_ir as ir
@@ -19,6 +20,7 @@ try:
     from onnxplain.graphs.files.reading import load
     from onnxplain.graphs.files.sound import blaming
     from onnxplain.graphs.files.writing import Report, check_destination, refuse_itself, save
+    from onnxplain.graphs.normal.open_sizes import SizeError
     from onnxplain.graphs.precision import check_precision, narrow
     from onnxplain.graphs.request import Request
 except ModuleNotFoundError as missing:
@@ -48,7 +50,7 @@ def instrument(
     methods: Iterable[str] | None = None,
     contract: Mapping[str, Any] | None = None,
     labels: Sequence[str] | str | Path | None = None,
-    preprocessing: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     verify: bool = True,
     gamma: float = 0.0,
     precision: str = "fp32",
@@ -79,7 +81,9 @@ def instrument(
         labels: Class names in order, or a text file with one per line, or a JSON file with
             `id2label` (Hugging Face's `config.json`).
         preprocessing: What the graph does not tell: `mean`, `std` (three numbers each, for pixels
-            0..1), `crop_pct`, `crop_mode`, `interpolation`, `color_order`.
+            0..1), `crop_pct`, `crop_mode`, `interpolation`, `color_order`. Or the file that tells
+            it: Hugging Face's `preprocessor_config.json` or timm's `config.json`, with the size of
+            pictures, where the graph leaves it open; what `contract` has of the input wins over it.
         verify: Run the result on a random image against the source, gradients against finite
             differences, and store the differences in the contract. Needs onnxruntime. Relevance has
             no counterpart.
@@ -112,7 +116,8 @@ def instrument(
         ModelError: The file is missing, damaged or not ONNX, onnxruntime cannot run it, or the
             result cannot be written.
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
-        InputError: An unknown method or field, labels that do not fit.
+        InputError: An unknown method or field, labels that do not fit, a file of preprocessing that
+            cannot be expressed, or whose size is not the model's.
         VerificationError: The result computes something else than the source, or a gradient is not
             what finite differences are.
         MissingDependencyError: onnxruntime is not installed, and `verify` is not False.
@@ -127,6 +132,14 @@ def instrument(
         score=score,
         require_target=require_target,
     )
+    file_of_size = None
+    if isinstance(preprocessing, str | os.PathLike):
+        own = dict((contract or {}).get("input") or {})
+        read = read_processor(preprocessing, given=own)
+        if read.size is not None and "size" not in own:
+            file_of_size, own["size"] = preprocessing, read.size
+        contract = {**(contract or {}), "input": {**read.fields, **own}}
+        preprocessing = None
     bundle = Path(path).suffix != ".onnx"
     check_destination(Path(path), bundle=bundle)
     if not isinstance(source, ir.Model):
@@ -164,6 +177,10 @@ def instrument(
                     explained = explained.maps_alone()
             if embed_preprocessing:
                 explained = embed(explained)
+    except SizeError as error:
+        if file_of_size is None:
+            raise
+        raise InputError(f"{os.fspath(file_of_size)}: {error}") from None
     except (ModelError, VerificationError) as error:
         if isinstance(source, ir.Model):
             raise

@@ -25,6 +25,7 @@ from onnxplain.contract import (
     Tokens,
 )
 from onnxplain.errors import ContractError, InputError, UnsupportedModelError
+from onnxplain.graphs.normal.open_sizes import SizeError
 from onnxplain.graphs.structure.analysis import Structure
 from onnxplain.graphs.structure.tokens import prefix_names
 
@@ -168,7 +169,8 @@ def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageI
                 f"{', '.join(CHOICES)}"
             )
         if field in FOUND and value != (own := getattr(image, field)):
-            raise InputError(f"input {field} {value!r}; the graph's own is {own!r}")
+            kind = SizeError if field == "size" else InputError
+            raise kind(f"input {field} {value!r}; the graph's own is {own!r}")
         if field in CHOICES and value not in CHOICES[field]:
             raise InputError(f"{field} {value!r}; expected one of {', '.join(CHOICES[field])}")
     image = dataclasses.replace(image, **given)

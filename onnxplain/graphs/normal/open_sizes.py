@@ -18,7 +18,7 @@ from onnxplain.graphs.values.axes import ELEMENTWISE, QUANTISERS
 from onnxplain.graphs.values.facts import of_stored
 from onnxplain.graphs.values.shapes import PROBES, bound, frozen_batches, visit_all
 
-__all__ = ["layout_of", "with_its_size"]
+__all__ = ["SizeError", "layout_of", "with_its_size"]
 
 Axes = tuple[int, ...]
 LAYOUTS: dict[Axes, str] = {(0, 1, 2, 3): "NCHW", (0, 3, 1, 2): "NHWC"}
@@ -26,6 +26,10 @@ PREFIXES = range(10)  # so many tokens may have positions and be no patch
 LARGEST_SIDE = 2**14  # of pictures that are tried
 TRIED = 64  # sizes, of one file
 Size = tuple[int, int]
+
+
+class SizeError(InputError):
+    """A size was given for pictures that the model does not take."""
 
 
 def layout_of(image: ir.Value) -> str | None:
@@ -50,7 +54,7 @@ def with_its_size(model: ir.Model, image: ir.Value, size: Size | None) -> ir.Mod
         size: What the user says of them.
 
     Raises:
-        InputError: The graph takes one size alone, and not this one.
+        SizeError: The graph takes one size alone, and not this one.
     """
     assert image.shape is not None
     stated = list(image.shape)[2:]
@@ -60,7 +64,7 @@ def with_its_size(model: ir.Model, image: ir.Value, size: Size | None) -> ir.Mod
         sizes = (one for one in _candidates(model, image) if _agree(one, stated))
         only = next((one for one in sizes if _is_only(model, image, one)), None)
         if only is not None and size is not None:
-            raise InputError(
+            raise SizeError(
                 f"input size {[*size]}; the positions of the model fit pictures of {[*only]} alone"
             )
         size = only
