@@ -25,6 +25,7 @@ __all__ = [
     "INT8",
     "KEY",
     "LARGEST_INPUT",
+    "LARGEST_SIDE",
     "PRECISIONS",
     "PREPROCESSING",
     "AttentionLayer",

@@ -63,7 +63,6 @@ PROCESSORS: dict[str, Processor] = {
     "Bit": _clip(),  # DINOv2's
     "Blip": Processor(True, {**OPENAI, "resample": BICUBIC, "size": 384}),
     "CLIP": _clip(),
-    "ChineseCLIP": _clip(),
     "ConvNext": Processor(False, {**HALF, "resample": None, "size": 384, "crop_pct": 0.875}),
     "DINOv3ViT": Processor(True, {**IMAGENET, "resample": BILINEAR, "size": 224}),
     "DeiT": Processor(
@@ -105,7 +104,6 @@ NAMES = {stem + ending: stem for stem in PROCESSORS for ending in ENDINGS}
 # By the model_type of config.json, for files that name no class.
 MODELS = {
     "beit": "Beit",
-    "chinese_clip": "ChineseCLIP",
     "clip": "CLIP",
     "convnext": "ConvNext",
     "convnextv2": "ConvNext",
