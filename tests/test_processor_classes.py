@@ -1,4 +1,4 @@
-"""Files of image processors as transformers and timm write them, against what these make of pictures.
+"""Files of image processors that transformers and timm write, against what these make of pictures.
 
 The processors of Pillow are compared, which an image processor was before torchvision's.
 """
@@ -14,7 +14,8 @@ import pytest
 import timm
 from numpy.typing import NDArray
 from PIL import Image
-from timm.data import create_transform, resolve_data_config
+from timm.data.config import resolve_data_config
+from timm.data.transforms_factory import create_transform
 from timm.models._hub import save_config_for_hf
 
 from onnxplain.contract import ImageInput
@@ -154,10 +155,8 @@ def test_defaults(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_of_files_that_name_no_class(model: str) -> None:
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-
-    classes = IMAGE_PROCESSOR_MAPPING_NAMES[model]
-    names = classes.values() if isinstance(classes, dict) else classes
+    auto = transformers.models.auto.image_processing_auto
+    names = auto.IMAGE_PROCESSOR_MAPPING_NAMES[model].values()
     assert all(processor_of(name) is processor_of(model) for name in names if name)
 
 
@@ -187,10 +186,8 @@ def test_torchvision_differs_by_less_than_a_grey_level(name: str, tmp_path: Path
     ids=lambda settings: "-".join(settings) or "defaults",
 )
 def test_timm(settings: dict[str, Any], tmp_path: Path) -> None:
-    model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=48, pretrained_cfg_overlay={"input_size": (3, 48, 48)}
-    )
-    model.pretrained_cfg = {**model.pretrained_cfg, **settings}
+    overlay = {"input_size": (3, 48, 48), **settings}
+    model = timm.create_model("test_vit", img_size=48, pretrained_cfg_overlay=overlay)
     path = tmp_path / "config.json"
     save_config_for_hf(model, str(path))
     written = json.loads(path.read_text("utf-8"))["pretrained_cfg"]

@@ -38,7 +38,7 @@ WITHOUT_EFFECT = {
     "return_tensors",
     "transformers_version",
 }
-STEPS = {"image_mean", "image_std", "resample", "size"}
+STEPS = {"do_pad", "image_mean", "image_std", "resample", "size"}
 CODE = {"AutoImageProcessor", "AutoFeatureExtractor"}  # in auto_map: the repository's own
 LARGEST_CONVNEXT_CROP = 384  # pictures of this size and more are not cropped
 CROP_OPTIONS = "--crop-mode and --crop-pct"
@@ -64,7 +64,7 @@ def from_hugging_face(config: Settings, name: object, given: Collection[str]) ->
     defaults = processor.defaults
     meaning = WITHOUT_EFFECT | STEPS | defaults.keys()
     settings = Settings({**defaults, **own}, config.where)
-    for field in own.keys() - meaning:
+    for field in sorted(own.keys() - meaning):
         if own[field]:
             raise settings.refusal(
                 field, f"not known of {name}; take it out of the file if pixels do not depend on it"
@@ -106,8 +106,8 @@ def _known(config: Settings, name: object) -> Processor:
 def _require(settings: Settings, field: str, options: str) -> None:
     if not settings.has(field):
         raise InputError(
-            f"{settings.where}: {field} is left out, which all versions of transformers do not "
-            f"take for the same; give {options}"
+            f"{settings.where}: {field} is left out, and transformers has no one default for it; "
+            f"give {options}"
         )
 
 
