@@ -115,8 +115,8 @@ def instrument(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What the next five options say and --img-size, from Hugging Face's "
-            f"{PROCESSOR_FILE} or timm's config.json; options given beside it win.",
+            help=f"Hugging Face's {PROCESSOR_FILE} or timm's config.json: what the next five "
+            "options and --img-size say. Of these, those that are given win.",
         ),
     ] = None,
     mean: Annotated[

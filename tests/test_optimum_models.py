@@ -6,10 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from source_framework import Output, compare, lively
 from source_relevance import compare_relevance
+
+import onnxplain as ox
 
 reason = "optimum-onnx is not installed"
 exporter: Any = pytest.importorskip("optimum.exporters.onnx", reason=reason)
@@ -52,3 +56,30 @@ def test_optimum(name: str, tmp_path: Path) -> None:
     report = compare(Output(model, logits), plain, contract=contract)
     assert report.contract.input.size == (32, 32)
     compare_relevance(Output(model, logits), plain, contract=contract)
+
+
+def test_a_folder_that_optimum_writes(tmp_path: Path) -> None:
+    """From the picture to the logits, with nothing said but the names of its files."""
+    torch.manual_seed(4)
+    model = lively(transformers.DeiTForImageClassification(transformers.DeiTConfig(**SMALL)))
+    size = {"height": 37, "width": 37}
+    crop = {"height": 32, "width": 32}
+    processor = transformers.DeiTImageProcessor(size=size, crop_size=crop)
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "hub")
+    exporter.main_export(
+        str(tmp_path / "hub"), tmp_path, task="image-classification", do_validation=False
+    )
+    report = ox.instrument(
+        tmp_path / "model.onnx",
+        tmp_path / "explained.onnx",
+        preprocessing=tmp_path / "preprocessor_config.json",
+        labels=tmp_path / "config.json",
+    )
+    assert report.contract.labels == tuple(f"LABEL_{i}" for i in range(10))
+    random = np.random.default_rng(0)
+    picture = Image.fromarray(random.integers(0, 256, (83, 61, 3), np.uint8))
+    found = ox.Explainer(tmp_path / "explained.onnx").explain(picture, method="gradcam").logits
+    with torch.no_grad():
+        expected = model(**processor(picture, return_tensors="pt")).logits.numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())

@@ -309,10 +309,15 @@ def test_what_the_contract_says_of_the_input_wins(tmp_path: Path) -> None:
 
 def test_a_size_that_the_model_does_not_take(tmp_path: Path) -> None:
     path = written(tmp_path, VIT)
+    plain, out = model(tmp_path, 48, 32), tmp_path / "x.onnx"
     with pytest.raises(InputError) as raised:
-        ox.instrument(model(tmp_path, 48, 32), tmp_path / "x.onnx", preprocessing=path)
-    assert str(raised.value) == f"{path}: input size (32, 32); the graph's own is (48, 32)"
-    assert not (tmp_path / "x.onnx").exists()
+        ox.instrument(plain, out, preprocessing=path)
+    expected = "input size (32, 32); the graph's own is (48, 32); --img-size wins over the file"
+    assert str(raised.value) == f"{path}: {expected}"
+    assert not out.exists()
+    contract = {"input": {"size": (48, 32)}}
+    image = ox.instrument(plain, out, preprocessing=path, contract=contract).contract.input
+    assert (image.size, image.mean) == ((48, 32), (0.5, 0.4, 0.3))
 
 
 def test_a_size_that_the_positions_do_not_take(tmp_path: Path) -> None:

@@ -180,7 +180,9 @@ def instrument(
     except SizeError as error:
         if file_of_size is None:
             raise
-        raise InputError(f"{os.fspath(file_of_size)}: {error}") from None
+        raise InputError(
+            f"{os.fspath(file_of_size)}: {error}; --img-size wins over the file"
+        ) from None
     except (ModelError, VerificationError) as error:
         if isinstance(source, ir.Model):
             raise
