@@ -172,6 +172,12 @@ def test_the_model_beside_it_names_the_class(tmp_path: Path) -> None:
         ({**VIT, "do_pad": True}, "do_pad True: padding cannot be expressed"),
         ({**VIT, "crop_pct": 0.9}, "crop_pct 0.9: not known of ViTImageProcessor; take it out"),
         ({**VIT, "do_flip_channel_order": True}, "do_flip_channel_order True: not known"),
+        (
+            {"image_processor_type": "MobileViTImageProcessor", "do_normalize": True},
+            "do_normalize True: MobileViTImageProcessor does not do it; expected false",
+        ),
+        ({**VIT, "default_to_square": 1, "size": 2}, "default_to_square 1: expected true or false"),
+        ({**VIT, "default_to_square": False, "size": 2}, "size 2: without do_center_crop the long"),
         ({**VIT, "size": {"longest_edge": 224}}, "size {'longest_edge': 224}: expected height and"),
         (
             {**VIT, "size": {"shortest_edge": 224, "longest_edge": 400}},

@@ -21,9 +21,7 @@ WITHOUT_EFFECT = {
     "_processor_class",
     "_valid_processor_keys",
     "auto_map",
-    "crop_size",
     "data_format",
-    "default_to_square",
     "device",
     "disable_grouping",
     "do_convert_rgb",
@@ -38,7 +36,15 @@ WITHOUT_EFFECT = {
     "return_tensors",
     "transformers_version",
 }
-STEPS = {"do_pad", "image_mean", "image_std", "resample", "size"}
+STEPS = {
+    "crop_size",
+    "default_to_square",
+    "do_pad",
+    "image_mean",
+    "image_std",
+    "resample",
+    "size",
+}
 CODE = {"AutoImageProcessor", "AutoFeatureExtractor"}  # in auto_map: the repository's own
 LARGEST_CONVNEXT_CROP = 384  # pictures of this size and more are not cropped
 CROP_OPTIONS = "--crop-mode and --crop-pct"
@@ -70,10 +76,11 @@ def from_hugging_face(config: Settings, name: object, given: Collection[str]) ->
                 field, f"not known of {name}; take it out of the file if pixels do not depend on it"
             )
     fields: dict[str, Any] = {"color_order": "RGB"}
-    if settings.flag("do_flip_channel_order"):
-        fields["color_order"] = "BGR"
+    if "do_flip_channel_order" in defaults:
         if settings.flag("do_normalize"):
-            raise settings.refusal("do_flip_channel_order", "expected do_normalize false with it")
+            raise settings.refusal("do_normalize", f"{name} does not do it; expected false")
+        if settings.flag("do_flip_channel_order"):
+            fields["color_order"] = "BGR"
     if "interpolation" not in given:
         _require(settings, "resample", "--interpolation")
         fields["interpolation"] = settings.interpolation("resample")
@@ -188,7 +195,8 @@ def _resized(settings: Settings, processor: Processor) -> int | tuple[int, int]:
     if isinstance(value, list):
         return settings.sides("size", value)
     height, width = settings.sides("size", [value, value])
-    square = settings.fields.get("default_to_square", processor.square)
+    said = settings.has("default_to_square")
+    square = settings.flag("default_to_square") if said else processor.square
     return (height, width) if square else height
 
 
