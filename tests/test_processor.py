@@ -362,6 +362,16 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert f"{path}: JSON, but not an object" in complaint(*rest, "--preprocessing", path)
 
 
+def test_the_plain_graph_of_a_bundle_keeps_what_is_not_said(tmp_path: Path) -> None:
+    plain, path = model(tmp_path, "h", "w"), written(tmp_path, VIT)
+    ox.instrument(plain, tmp_path / "bundle", preprocessing=path, verify=False)
+    rest = ("instrument", tmp_path / "bundle" / "plain.onnx", "-o", tmp_path / "x.onnx")
+    onnxplain_command(*rest, "--no-verify", "--mean", "0.1,0.2,0.3", "--img-size", "40")
+    image = ox.Explainer(tmp_path / "x.onnx").contract.input
+    assert (image.mean, image.std) == ((0.1, 0.2, 0.3), (0.1, 0.2, 0.3))
+    assert (image.crop_mode, image.size) == ("squash", (40, 40))
+
+
 def test_the_file_is_not_taken_unasked(tmp_path: Path) -> None:
     plain = model(tmp_path, 32, 32)
     rest = ("instrument", plain, "-o", tmp_path / "x.onnx", "--no-verify")

@@ -108,10 +108,12 @@ def explain(
     if not isinstance(gamma, int | float) or not 0 <= gamma < math.inf:
         raise InputError(f"gamma {gamma!r}; expected a number from 0 on")
     request = request or Request()
-    overrides = {**known(model), **(contract or {})}
+    brought, said = known(model), contract or {}
+    image = {**brought.get("input", {}), **(said.get("input") or {})}
+    overrides = {**brought, **said, "input": image}
     logits = overrides.pop("logits", None)
-    size = _size(overrides)
-    layout = (overrides.get("input") or {}).get("layout")
+    size = _size(image)
+    layout = image.get("layout")
     probability = request.score == "probability"
     bfloat16 = has_bfloat16(model)
     model, found, score = with_structure(
@@ -207,9 +209,9 @@ def _requested(contract: Contract, request: Request, methods: Iterable[str]) -> 
     )
 
 
-def _size(overrides: Mapping[str, Any]) -> tuple[int, int] | None:
+def _size(image: Mapping[str, Any]) -> tuple[int, int] | None:
     """The size that pictures are brought to, as far as it is given."""
-    given = (overrides.get("input") or {}).get("size")
+    given = image.get("size")
     if given is None:
         return None
     try:
