@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxplain.graphs.values.facts import Batch, Dim, Facts, Shape
+from onnxplain.graphs.values.uses import is_measured
 
 __all__ = ["TINY", "Builder", "Tensor", "broadcast", "symbolic"]
 
@@ -85,14 +86,18 @@ class Builder:
         return before if cast and before is not None else tensor.value
 
     def is_fixed(self, value: ir.Value) -> bool:
-        """Whether a value is computed from constants and shapes alone."""
+        """Whether a value is computed from constants and shapes alone, or counts as a constant."""
         if value not in self._fixed:
             node = value.producer()
             if node is None:
                 self._fixed[value] = value.is_initializer() and not value.is_graph_input()
             else:
                 sources = [v for v in node.inputs if v is not None]
-                self._fixed[value] = node.op_type == "Shape" or all(map(self.is_fixed, sources))
+                self._fixed[value] = (
+                    node.op_type == "Shape"
+                    or is_measured(value)
+                    or all(map(self.is_fixed, sources))
+                )
         return self._fixed[value]
 
     def op(

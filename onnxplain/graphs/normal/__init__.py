@@ -18,6 +18,7 @@ from onnxplain.graphs.normal import (  # noqa: F401
     fused_attention,
     norms,
     products,
+    quantised,
     rotary,
 )
 from onnxplain.graphs.normal.bfloat16 import has_bfloat16, widened

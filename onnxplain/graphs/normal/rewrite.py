@@ -135,13 +135,16 @@ def rewrite(model: ir.Model, facts: dict[ir.Value, Facts]) -> None:
     graph = model.graph
     names = {value.name for value in facts} | {v.name for node in graph for v in node.outputs}
     room = COMPUTED_BYTES
+    own: set[ir.Node] = set()  # of the operator that a rule is for, written by the rule
     for node in graph:  # what a rule writes is visited next
         rule = REWRITES.get((node.domain, node.op_type))
-        if rule is None:
+        if rule is None or node in own:
             visit(node, facts, model.opset_imports)
             room = room_behind(node, facts, room)
         else:
-            _replace(graph, Rewrite(node, facts, model.opset_imports[""], names), rule)
+            step = Rewrite(node, facts, model.opset_imports[""], names)
+            _replace(graph, step, rule)
+            own.update(made for made in step.made if made.op_type == node.op_type)
 
 
 def _replace(graph: ir.Graph, step: Rewrite, rule: Rule) -> None:

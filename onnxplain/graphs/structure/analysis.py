@@ -25,9 +25,7 @@ from onnxplain.graphs.values.uses import dependents, sources
 __all__ = ["Structure", "analyse"]
 
 ARITHMETIC = (ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.DOUBLE)
-INTEGER_ARITHMETIC = frozenset(
-    {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul"}
-)
+INTEGER_ARITHMETIC = frozenset({"ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"})
 
 
 @dataclass(frozen=True)

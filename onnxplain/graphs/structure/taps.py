@@ -11,6 +11,7 @@ from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.values.axes import BATCH, QUANTISERS, Place, origin, size_of, volume
 from onnxplain.graphs.values.facts import Batch, Dim, Facts, Shape, show
 from onnxplain.graphs.values.positions import COLUMN, ROW, Axes, Axis, count
+from onnxplain.graphs.values.uses import is_measured
 
 __all__ = [
     "Features",
@@ -320,13 +321,18 @@ def find_features(
         if projected and place.whole(shape):
             found = token_features(value, place.axis, facts, images) or found
         node = value.producer()
-        if node is None or (projected and node.op_type not in KEPT):
+        if node is None or (projected and not _keeps_tokens(node)):
             break
         inputs = [i for i, v in enumerate(node.inputs) if v in live]
         projected = projected or (node.op_type in LINEAR and len(inputs) == 1)
         place = origin(node, inputs[0], place, facts)
         value = node.inputs[inputs[0]]
     return found
+
+
+def _keeps_tokens(node: ir.Node) -> bool:
+    counted = node.op_type == "Div" and is_measured(node.inputs[1])  # in steps, to be rounded
+    return counted or node.op_type in KEPT
 
 
 def token_features(

@@ -14,7 +14,7 @@ from onnxplain.graphs.structure.taps import Tap
 from onnxplain.graphs.values.axes import PER_IMAGE, SHAPE_ONLY, Place, follow, reduced_axes, volume
 from onnxplain.graphs.values.facts import Facts, Shape
 from onnxplain.graphs.values.positions import COLUMN, ROW, Axes
-from onnxplain.graphs.values.uses import sources
+from onnxplain.graphs.values.uses import is_measured, sources
 
 __all__ = ["TokenLayout", "find_readout", "find_tokens", "prefix_names"]
 
@@ -263,7 +263,7 @@ def find_readout(
     later = layers[-1][0].keys - last[0].keys
     reached = {tap.product.outputs[0]: (Place(tap.rows, tap.queries), later) for tap in last}
     for node in graph:
-        outputs = [v for v in node.outputs if v in leading]
+        outputs = [v for v in node.outputs if v in leading and not is_measured(v)]
         for source in dict.fromkeys(node.inputs):
             if not outputs or source is None or source not in reached or node.op_type == "Shape":
                 continue

@@ -10,6 +10,7 @@ import numpy as np
 
 from onnxplain.graphs.backward.gradient.table import Grads, Results, first, rule, where
 from onnxplain.graphs.backward.walk import Step
+from onnxplain.graphs.values.uses import is_measured
 
 __all__: list[str] = []  # imported for its entries
 
@@ -21,6 +22,8 @@ def _(s: Step, g: Grads) -> Results:
 
 @rule("QuantizeLinear")  # saturate(round(x / scale) + zero point)
 def _(s: Step, g: Grads) -> Results:
+    if is_measured(s.node.inputs[2] if s.has(2) else None):
+        return (first(g),)  # from the least to the largest value, so nothing is cut off
     b, x = s.b, s.input(0)
     scale = s.input(1).constant
     zero = s.input(2).constant if s.has(2) else np.zeros((), s.y.dtype.numpy())
