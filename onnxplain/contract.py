@@ -104,7 +104,7 @@ class ImageInput:
     layout: str = "NCHW"
     size: tuple[int, int]  # height, width
     multiple: tuple[int, int] | None = None  # of which any size will do; None: only `size`
-    batch: int | None = None  # None: any
+    batch: int | None = None  # None: any; else so many, or one would change what is said of others
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     crop_pct: float = 1.0

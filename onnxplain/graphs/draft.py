@@ -28,6 +28,7 @@ from onnxplain.errors import ContractError, InputError, UnsupportedModelError
 from onnxplain.graphs.normal.open_sizes import SizeError
 from onnxplain.graphs.structure.analysis import Structure
 from onnxplain.graphs.structure.tokens import prefix_names
+from onnxplain.graphs.values.uses import is_measured
 
 __all__ = ["draft", "read_labels"]
 
@@ -159,7 +160,7 @@ def _image(found: Structure, tokens: Tokens, given: Mapping[str, Any]) -> ImageI
         layout=found.layout,
         size=found.size,
         multiple=_multiple(found, tokens) if found.any_size else None,
-        batch=found.batch,
+        batch=1 if found.batch is None and _is_rounded_together(found) else found.batch,
     )
     given = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     for field, value in given.items():
@@ -260,6 +261,11 @@ def _made(kind: type[Record], fields: Mapping[str, Any]) -> Record:
     except TypeError:
         known = ", ".join(f.name for f in dataclasses.fields(kind))
         raise InputError(f"fields {', '.join(fields)}; expected {known}") from None
+
+
+def _is_rounded_together(found: Structure) -> bool:
+    """Whether the steps that values are rounded with are measured on all images of a run."""
+    return any(map(is_measured, found.facts))
 
 
 def _precision(model: ir.Model, found: Structure, bfloat16: bool) -> str:

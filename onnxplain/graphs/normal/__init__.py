@@ -17,6 +17,7 @@ from onnxplain.graphs.normal import (  # noqa: F401
     attention,
     fused_attention,
     norms,
+    packed,
     products,
     quantised,
     rotary,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxplain.graphs.normal.rewrite import Rewrite, rewrites
+from onnxplain.graphs.normal.rewrite import MICROSOFT, Rewrite, rewrites
 from onnxplain.graphs.values.uses import is_measured
 
 __all__: list[str] = []
@@ -40,6 +40,30 @@ def conv_integer(r: Rewrite) -> Outputs:
     """The same for a convolution, of which each channel may have a zero point."""
     attributes = {name: attribute.value for name, attribute in r.node.attributes.items()}
     return (_as_float(r, r.op("Conv", _whole(r, 0, 0), _whole(r, 1, 0), **attributes)),)
+
+
+@rewrites("MatMulIntegerToFloat", MICROSOFT)
+def matmul_integer_to_float(r: Rewrite) -> Outputs:
+    """The product, its scale and a bias, of operands rounded before."""
+    zeros = [r.input(i) if r.has(i) else None for i in (4, 5)]
+    y = r.op("MatMulInteger", r.input(0), r.input(1), *zeros)
+    return (_scaled(r, y, r.input(2), r.input(3), r.input(6) if r.has(6) else None),)
+
+
+@rewrites("DynamicQuantizeMatMul", MICROSOFT)
+def dynamic_quantize_matmul(r: Rewrite) -> Outputs:
+    """The same, which rounds the left operand itself."""
+    rounded, step, zero = r.several("DynamicQuantizeLinear", 3, r.input(0))
+    y = r.op("MatMulInteger", rounded, r.input(1), zero, r.input(3) if r.has(3) else None)
+    return (_scaled(r, y, step, r.input(2), r.input(4) if r.has(4) else None),)
+
+
+def _scaled(
+    r: Rewrite, y: ir.Value, one: ir.Value, other: ir.Value, bias: ir.Value | None
+) -> ir.Value:
+    whole = r.op("Cast", y, to=int(ir.DataType.FLOAT))
+    scaled = r.op("Mul", whole, r.op("Mul", one, other))
+    return scaled if bias is None else r.op("Add", scaled, bias)
 
 
 def _whole(r: Rewrite, index: int, axis: int) -> ir.Value:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxplain.contract import BFLOAT16, HALF, KEY, Contract
+from onnxplain.contract import BFLOAT16, HALF, INT8, KEY, Contract
 from onnxplain.errors import ModelError, VerificationError
 from onnxplain.graphs.explained import Explained
 from onnxplain.graphs.files.writing import drafted
@@ -36,6 +36,10 @@ SOURCE, SHIFTED = "source", "-shifted"
 UNCHANGED = 1e-6  # what the model computed before, where nodes were written otherwise
 TRIED = 2**25  # pixels of a random batch
 SMALL = 2**26  # bytes of the weights of all models together, which are in memory once more
+OVERFLOW = (
+    "on processors without VNNI onnxruntime lets products of uint8 and int8 overflow: quantise to "
+    "weights in uint8 or with reduce_range"
+)
 WITHOUT = "instrument without verification (verify=False, --no-verify)"
 
 
@@ -195,9 +199,12 @@ def _check_changes(
     for name in sorted(expected.keys() & found.keys()):
         difference = change(found[name], expected[name])
         if not difference <= allowed:
+            overflow = contract.precision == INT8  # where a processor has no exact instruction
             raise VerificationError(
                 f"{name} differs from that of the model by {difference:.2g} of its largest value, "
                 f"allowed is {allowed:.2g}; nothing was written"
+                + overflow
+                * f"; {OVERFLOW}, or {WITHOUT}"
             )
         worst[name] = max(worst.get(name, 0.0), difference)
 

@@ -203,7 +203,7 @@ def _tap(
     images: Mapping[ir.Value, Place],
 ) -> Tap | None:
     """The tap; None where the attention is not one of [batch, heads, queries, keys]."""
-    value = operands.attention
+    value = _before_its_steps(operands.attention)
     shape = facts[value].shape
     turned = _turned(shape, _batch_in(value, facts, images), (operands.queries, operands.keys))
     queries, keys = shape[operands.queries], shape[operands.keys]
@@ -221,6 +221,18 @@ def _tap(
         contracted=operands.contracted,
         rows=operands.rows,
     )
+
+
+def _before_its_steps(value: ir.Value) -> ir.Value:
+    """The value itself, where a product takes how many measured steps it was rounded to."""
+    found: ir.Value | None = value
+    for operator in ("DequantizeLinear", "QuantizeLinear", "Div"):
+        node = None if found is None else found.producer()
+        if node is None or node.op_type != operator:
+            return value
+        found = node.inputs[0]
+    assert node is not None and found is not None
+    return found if is_measured(node.inputs[1]) else value
 
 
 def check_windows(

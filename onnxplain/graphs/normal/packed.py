@@ -1,0 +1,70 @@
+"""Products with weights of a few bits, packed into bytes block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxplain.graphs.normal.rewrite import MICROSOFT, Rewrite, rewrites
+
+__all__: list[str] = []
+
+BYTE = 8  # bits
+# The level at which onnxruntime rounds what the weights are multiplied with to 8 bits, too.
+ROUNDS = 4
+
+
+@rewrites("MatMulNBits", MICROSOFT)
+def matmul_nbits(r: Rewrite) -> Sequence[ir.Value | None]:
+    """x W^T, W = (q - zero) scale, with a scale and a zero point for each block of a row.
+
+    The weights stay packed, and are unpacked where they are read.
+    """
+    bits, block = r.integer("bits", 4), r.integer("block_size", 32)
+    rows, width = r.integer("N", 0), r.integer("K", 0)
+    if r.integer("accuracy_level", 0) == ROUNDS:
+        raise r.refuse(
+            "its accuracy_level 4 rounds activations to 8 bits in a way of the processor's own; "
+            "quantise with accuracy_level 0 or 1"
+        )
+    if bits not in (2, 4, 8) or r.has(4):
+        raise r.refuse(f"{'its columns are reordered' if r.has(4) else f'it has {bits} bits'}")
+    blocks = -(-width // block)
+    dtype = r.facts[r.input(0)].dtype
+    scale = r.op("Reshape", r.input(2), r.ints(rows, blocks, 1))
+    zero = r.scalar(2 ** (bits - 1), r.input(0))
+    if r.has(3):
+        packed = r.facts[r.input(3)].dtype == ir.DataType.UINT8
+        zero = r.input(3)
+        if packed:
+            zero = r.op("Reshape", zero, r.ints(rows, -1))
+            zero = r.op("Slice", _unpacked(r, zero, bits, dtype), *map(r.ints, (0, blocks, 1)))
+        zero = r.op("Reshape", zero, r.ints(rows, blocks, 1))
+    packed_weight = r.op("Reshape", r.input(1), r.ints(rows, -1))
+    steps = r.op("Reshape", _unpacked(r, packed_weight, bits, dtype), r.ints(rows, blocks, -1))
+    weight = r.op("Mul", r.op("Sub", steps, zero), scale)
+    weight = r.op("Reshape", weight, r.ints(rows, -1))
+    if blocks * block != width:
+        weight = r.op("Slice", weight, *map(r.ints, (0, width, 1)))
+    y = r.op("MatMul", r.input(0), r.op("Transpose", weight, perm=[1, 0]))
+    return (r.op("Add", y, r.input(5)) if r.has(5) else y,)
+
+
+def _unpacked(r: Rewrite, value: ir.Value, bits: int, dtype: ir.DataType) -> ir.Value:
+    """Numbers of `bits` bits from the bytes of each row, the lowest bits first."""
+    parts, rest = [], value
+    for _ in range(BYTE // bits - 1):
+        shift = r.constant(np.array(bits, np.uint8))
+        above = r.op("BitShift", rest, shift, direction="RIGHT")
+        size = r.constant(np.array(2**bits, dtype.numpy()))
+        upper = r.op("Mul", r.op("Cast", above, to=int(dtype)), size)
+        parts.append(r.op("Sub", r.op("Cast", rest, to=int(dtype)), upper))
+        rest = above
+    parts.append(r.op("Cast", rest, to=int(dtype)))
+    if len(parts) == 1:
+        return parts[0]
+    last = r.ints(2)
+    joined = r.op("Concat", *(r.op("Unsqueeze", part, last) for part in parts), axis=2)
+    return r.op("Reshape", joined, r.ints(0, -1))
