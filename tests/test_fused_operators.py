@@ -14,6 +14,13 @@ from onnxplain.graphs.normal.rewrite import MICROSOFT, REWRITES
 # float32, a few sums of a dozen numbers of size 1.
 TOLERANCE = 4e-6
 
+SCALAR = np.array(0.01, np.float32)
+
+
+def whole(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).integers(0, 255, shape, np.uint8)
+
+
 X, SKIP, WIDE, VECTOR = floats(2, 5, 12), floats(2, 5, 12, seed=1), floats(5, 12), floats(12)
 BIAS = floats(12, seed=1)
 SUMMED = {"x": X, "skip": SKIP, "gamma": VECTOR, "beta": BIAS, "bias": floats(12, seed=2)}
@@ -131,6 +138,38 @@ CASES += [
 ]
 CASES.append(("FusedConv", "sum alone", {**PICTURE, "z": SUM}, SAME))
 
+STEPS = {"a": whole(2, 5, 12), "b": whole(12, 4), "a_step": SCALAR, "b_step": floats(1, seed=3)}
+COLUMNS = {**STEPS, "b_step": floats(4), "a_zero": whole(), "b_zero": whole(4, seed=1)}
+DYNAMIC = {"a": X, "b": whole(12, 4), "b_step": SCALAR}
+CASES += [
+    ("MatMulIntegerToFloat", "", {**STEPS, "a_zero": whole()}, {}),
+    ("MatMulIntegerToFloat", "of columns, bias", {**COLUMNS, "bias": floats(4)}, {}),
+    ("DynamicQuantizeMatMul", "", DYNAMIC, {}),
+    (
+        "DynamicQuantizeMatMul",
+        "zero point, bias",
+        {**DYNAMIC, "b_zero": whole(), "bias": floats(4)},
+        {},
+    ),
+]
+PACKED: dict[int, Arrays] = {
+    bits: {"x": floats(2, 5, 40), "w": whole(6, 3, 2 * bits), "scale": floats(18) / 2**bits}
+    for bits in (4, 8)
+}
+IN_BLOCKS = {"K": 40, "N": 6, "block_size": 16}
+MORE: list[tuple[int, str, Arrays]] = [
+    (4, "", {}),
+    (8, "", {}),
+    (4, ", zero points", {"zero": whole(6, 2)}),
+    (8, ", zero points", {"zero": whole(6, 3)}),
+    (4, ", zero points in floats", {"zero": floats(6, 3, seed=1)}),
+    (4, ", bias", {"zero": None, "order": None, "bias": floats(6)}),
+]
+CASES += [
+    ("MatMulNBits", f"{bits} bits{what}", {**PACKED[bits], **more}, {**IN_BLOCKS, "bits": bits})
+    for bits, what, more in MORE
+]
+
 
 @pytest.mark.parametrize(
     "opset", [17, 20]
@@ -180,6 +219,13 @@ REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
         "key_padding_mask is given; expected attention of every token to every token",
     ),
     ("FusedConv", PICTURE, {**SAME, "activation": "Elu"}, "its activation is Elu; expected Clip, "),
+    ("MatMulNBits", PACKED[4], {**IN_BLOCKS, "bits": 3}, "it has 3 bits"),
+    (
+        "MatMulNBits",
+        PACKED[4],
+        {**IN_BLOCKS, "accuracy_level": 4},
+        "its accuracy_level 4 rounds activations to 8 bits",
+    ),
 ]
 
 

@@ -329,7 +329,7 @@ class Program(fx.Interpreter):
     def sum(self, table: Table, node: Node, r: Tensor) -> Iterator[tuple[Node, Tensor]]:
         sources, terms = node.args, self.arguments(node)
         for i, term in enumerate(terms):
-            if sources[i] not in self.live and all(d == 1 for d in term.shape[:-1]):
+            if sources[i] not in self.live and sum(d != 1 for d in term.shape) <= 1:
                 yield sources[1 - i], table.bias(r, terms[1 - i], term)
                 return
         axis = r.shape.index(len(self.logits))  # of the images; the rules want it first

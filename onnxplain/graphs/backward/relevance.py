@@ -54,6 +54,7 @@ PASSES = (
     "Tanh",
 )
 REARRANGES = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+SCALES = ("Div", "Mul")
 # Normalisations that the papers say nothing of: no rule.
 UNKNOWN = ("LpNormalization", "ReduceL2")
 # fmt: on
@@ -267,11 +268,15 @@ def is_bias(s: Step, i: int) -> bool:
 
 
 def _is_feature(b: Builder, value: ir.Value, place: Place | None) -> bool:
-    """Whether positions of a value are those of a weight, be they rearranged since."""
+    """Whether positions of a value are those of a weight, be they rearranged or scaled since."""
     node = value.producer()
-    while node is not None and node.op_type in REARRANGES and place is not None:
-        place = origin(node, 0, place, b.facts)
-        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    while node is not None and place is not None:
+        moved = [k for k, v in enumerate(node.inputs) if v is not None and not b.is_fixed(v)]
+        if node.op_type not in REARRANGES and not (node.op_type in SCALES and len(moved) == 1):
+            break
+        place = origin(node, moved[0], place, b.facts)
+        source = node.inputs[moved[0]]
+        node = None if source is None else source.producer()
     if node is None or place is None or node.op_type not in ("Conv", "Einsum", "Gemm", "MatMul"):
         return False
     if node.op_type == "Conv":
