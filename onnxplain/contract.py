@@ -20,6 +20,7 @@ from onnxplain.outputs import POOLING, TOKEN_WEIGHTS
 __all__ = [
     "BFLOAT16",
     "BUNDLE_FILE",
+    "CROP_ROUNDINGS",
     "FORMAT",
     "HALF",
     "INT8",
@@ -80,8 +81,10 @@ def height_and_width(size: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int
     return sides
 
 
+CROP_ROUNDINGS = ("even", "down")
 PREPROCESSING = ("mean", "std", "crop_pct", "crop_mode", "interpolation", "color_order")
-"""Fields of `ImageInput` that say how a picture becomes pixel values, which no graph tells."""
+"""Fields of `ImageInput` that say how a picture becomes pixel values, which no graph tells; and
+`crop_rounding`, which is worth no word where it is not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,8 @@ class ImageInput:
 
     A picture is resized so that its shorter side is `size / crop_pct` (crop mode "center"; "border"
     fits the longer side and pads; "squash" ignores the aspect ratio), cropped to `size`, scaled to
-    0..1 and normalised with `mean` and `std` in `color_order`.
+    0..1 and normalised with `mean` and `std` in `color_order`. The crop starts at half of what is
+    left over, of which `crop_rounding` makes a whole number of pixels.
 
     Where heights and widths may be any `multiple` of two numbers, `size` is what pictures are
     brought to unless another is asked for, and the rest of the contract is that of `size`.
@@ -109,6 +113,7 @@ class ImageInput:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     crop_pct: float = 1.0
     crop_mode: str = "center"
+    crop_rounding: str = "even"  # half of an odd rest: "even" as in timm, "down" as in transformers
     interpolation: str = "bicubic"
     color_order: str = "RGB"
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from onnxplain.contract import BFLOAT16, HALF, INT8, LARGEST_INPUT, PRECISIONS, Contract
+from onnxplain.contract import (
+    BFLOAT16,
+    CROP_ROUNDINGS,
+    HALF,
+    INT8,
+    LARGEST_INPUT,
+    PRECISIONS,
+    Contract,
+)
 from onnxplain.outputs import METHODS, map_name
 
 __all__ = ["check"]
@@ -43,6 +51,8 @@ def _check_kinds(contract: Contract) -> None:
         raise ValueError(f"heatmaps {contract.heatmaps!r}")
     if image.color_order not in ("RGB", "BGR"):
         raise ValueError(f"color_order {image.color_order!r}")
+    if image.crop_rounding not in CROP_ROUNDINGS:
+        raise ValueError(f"crop_rounding {image.crop_rounding!r}")
 
 
 def check(contract: Contract) -> None:

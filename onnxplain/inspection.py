@@ -47,9 +47,10 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
         yield "input", f"{image.name}: {picture}, which the graph brings to {size}"
     else:
         yield "input", f"{image.name}: {image.layout}, {size}, {batch}"
+    rounding = ", its corner rounded down" if image.crop_rounding == "down" else ""
     yield (
         "pictures",
-        f"resized {image.interpolation}, crop {image.crop_mode} {image.crop_pct:g}, "
+        f"resized {image.interpolation}, crop {image.crop_mode} {image.crop_pct:g}{rounding}, "
         f"{image.color_order}, mean {_numbers(image.mean)}, std {_numbers(image.std)}",
     )
     rows, columns = tokens.grid

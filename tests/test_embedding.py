@@ -84,6 +84,8 @@ def noise(size: tuple[int, int]) -> Picture:
         {"size": (32, 32)},
         {"size": (32, 32), "crop_pct": 0.875},
         {"crop_pct": 0.9},
+        {"crop_pct": 0.8, "crop_rounding": "down"},
+        {"size": (32, 32), "crop_pct": 0.89, "crop_rounding": "down"},
         {"interpolation": "bilinear"},
         {"interpolation": "bilinear", "crop_pct": 0.9, "size": (32, 32)},
         {"crop_mode": "border", "crop_pct": 0.8},

@@ -80,6 +80,18 @@ def test_mean_and_std_are_in_the_order_of_the_colours() -> None:
     np.testing.assert_array_equal(denormalise(pixels, spec)[0, 0], [255, 0, 0])
 
 
+@pytest.mark.parametrize(("rounding", "first"), [("even", 2), ("down", 1)])
+def test_half_of_an_odd_rest(rounding: str, first: int) -> None:
+    """Of 35 pixels 32 stay, so 1.5 are cut off on each side."""
+    columns = np.broadcast_to(np.arange(35, dtype=np.uint8)[:, None], (35, 35, 3))
+    spec = ImageInput(
+        size=(32, 32), crop_pct=32 / 35, crop_rounding=rounding, mean=(0, 0, 0), std=(1, 1, 1)
+    )
+    pixels, geometry = preprocess(Image.fromarray(columns), spec)
+    assert geometry.offset == (first, first)
+    np.testing.assert_array_equal(np.rint(255 * pixels[0, 0]), np.arange(first, first + 32))
+
+
 @pytest.mark.parametrize("field", ["interpolation", "crop_mode"])
 def test_unknown_preprocessing_is_refused(field: str) -> None:
     spec = ImageInput(size=(4, 4), **{field: "fancy"})  # type: ignore[arg-type]

@@ -80,6 +80,7 @@ def test_the_fields(tmp_path: Path) -> None:
         "crop_mode": "squash",
         "interpolation": "bilinear",
         "color_order": "RGB",
+        "crop_rounding": "down",
     }
 
 
@@ -293,7 +294,8 @@ def test_whatever_it_says_is_read_or_refused(
 def test_what_is_given_is_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, {**VIT, "resample": 9, "image_std": 0, "do_resize": False})
     read = read_processor(path, given=["interpolation", "mean", "std", "crop_pct", "crop_mode"])
-    assert (read.fields, read.size) == ({"color_order": "RGB"}, None)
+    assert read.fields == {"color_order": "RGB", "crop_rounding": "down"}
+    assert read.size is None
 
 
 def test_instrument_takes_the_file(tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ SPECS = [
     ImageInput(size=(96, 64), interpolation="box", crop_mode="squash"),
     ImageInput(size=(80, 64), interpolation="hamming", crop_mode="border", color_order="BGR"),
     ImageInput(size=(56, 56), interpolation="nearest", crop_pct=1.1),
+    ImageInput(size=(61, 61), crop_pct=0.95, crop_rounding="down"),
     ImageInput(size=(224, 224), interpolation="bicubic", crop_pct=0.9),
     ImageInput(size=(180, 180), interpolation="bilinear", crop_mode="border", crop_pct=1.2),
 ]

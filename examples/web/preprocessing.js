@@ -81,7 +81,9 @@ export function geometry(picture, input) {
       `${picture.name} is too elongated: ${picture.width}x${picture.height} pixels.`,
     );
   }
-  const offset = resized.map((have, axis) => cropOffset(have, input.size[axis]));
+  const offset = resized.map((have, axis) =>
+    cropOffset(have, input.size[axis], input.crop_rounding),
+  );
   return { original, resized, offset, size: input.size };
 }
 
@@ -136,8 +138,9 @@ function resizedSides([height, width], input) {
   return [Math.max(1, halfEven(height / ratio)), Math.max(1, halfEven(width / ratio))];
 }
 
-function cropOffset(have, want) {
-  return want > have ? -Math.floor((want - have) / 2) : halfEven((have - want) / 2);
+function cropOffset(have, want, rounding) {
+  if (want > have) return -Math.floor((want - have) / 2);
+  return rounding === "down" ? Math.floor((have - want) / 2) : halfEven((have - want) / 2);
 }
 
 /** Python's round: halves go to the even neighbour. */

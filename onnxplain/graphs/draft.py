@@ -15,6 +15,7 @@ import onnx_ir as ir
 from onnxplain import __version__
 from onnxplain.contract import (
     BFLOAT16,
+    CROP_ROUNDINGS,
     HALF,
     INT8,
     AttentionLayer,
@@ -41,6 +42,7 @@ CHOICES = {
     "crop_mode": ("center", "border", "squash"),
     "interpolation": ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"),
     "color_order": ("RGB", "BGR"),
+    "crop_rounding": CROP_ROUNDINGS,
 }
 LABEL_FILES = "one name per line, or a JSON file with id2label"
 LARGEST_CROP = 1.15  # of crop_pct; timm's VOLO models, which pad the picture, have the largest

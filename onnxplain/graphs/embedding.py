@@ -118,7 +118,7 @@ class _Nodes:
         """Normalised pixel values [1, 3, height, width]."""
         original = self.op("Slice", self.op("Shape", image), _ints(0), _ints(2))
         resized = self._resized(original, spec)
-        offset = self._offset(resized, spec.size)
+        offset = self._offset(resized, spec)
         (rows, inside_rows), (columns, inside_columns) = (
             self._filter(
                 spec.interpolation,
@@ -164,10 +164,12 @@ class _Nodes:
         whole = self.op("Cast", rounded, to=int(ir.DataType.INT64))
         return self.op("Max", whole, _ints(1))
 
-    def _offset(self, resized: ir.Value, size: tuple[int, int]) -> ir.Value:
-        """The crop's corner, negative where it is padded: half of the rest, halves to even."""
-        rest = self.op("Sub", resized, _ints(*size))
+    def _offset(self, resized: ir.Value, spec: ImageInput) -> ir.Value:
+        """The crop's corner, negative where it is padded: half of the rest."""
+        rest = self.op("Sub", resized, _ints(*spec.size))
         half = self.op("Div", rest, _ints(2))  # towards 0
+        if spec.crop_rounding == "down":
+            return half
         odd = self.op("Max", self.op("Sub", rest, self.op("Mul", half, _ints(2))), _ints(0))
         return self.op("Add", half, self.op("Mul", odd, self.op("Mod", half, _ints(2))))
 

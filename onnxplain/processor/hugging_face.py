@@ -75,7 +75,7 @@ def from_hugging_face(config: Settings, name: object, given: Collection[str]) ->
             raise settings.refusal(
                 field, f"not known of {name}; take it out of the file if pixels do not depend on it"
             )
-    fields: dict[str, Any] = {"color_order": "RGB"}
+    fields: dict[str, Any] = {"color_order": "RGB", "crop_rounding": "down"}
     if "do_flip_channel_order" in defaults:
         if settings.flag("do_normalize"):
             raise settings.refusal("do_normalize", f"{name} does not do it; expected false")

@@ -147,7 +147,10 @@ def preprocess(
 def _geometry(image: Image.Image, spec: ImageInput) -> Geometry:
     original = (image.height, image.width)
     resized = _resized(original, spec)
-    top, left = (_offset(have, want) for have, want in zip(resized, spec.size, strict=True))
+    top, left = (
+        _offset(have, want, spec.crop_rounding)
+        for have, want in zip(resized, spec.size, strict=True)
+    )
     return Geometry(original=original, resized=resized, offset=(top, left), size=spec.size)
 
 
@@ -169,9 +172,11 @@ def _resized(original: tuple[int, int], spec: ImageInput) -> tuple[int, int]:
     return max(1, round(height / ratio)), max(1, round(width / ratio))
 
 
-def _offset(have: int, want: int) -> int:
+def _offset(have: int, want: int, rounding: str) -> int:
     """Where a centred crop of `want` pixels starts; negative where `have` is padded to `want`."""
-    return -((want - have) // 2) if want > have else round((have - want) / 2)
+    if want > have:
+        return -((want - have) // 2)
+    return (have - want) // 2 if rounding == "down" else round((have - want) / 2)
 
 
 def _per_channel(values: tuple[float, float, float]) -> NDArray[np.float32]:
