@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -28,6 +29,8 @@ from typer.testing import CliRunner
 import onnxplain as ox
 from onnxplain import InputError, UnsupportedModelError
 from onnxplain.cli import app
+from onnxplain.demo.scenes import garment_scenes
+from onnxplain.evaluation.datasets import Sample
 from onnxplain.evaluation.progress import FILE
 from onnxplain.evaluation.study import Study
 
@@ -409,9 +412,8 @@ def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> N
     with pytest.raises(InputError) as caught:
         small(limit=None, fills=["zero", "road"], sanity_pictures=64)
     assert str(caught.value) == (
-        f"{tmp_path}: holds an evaluation with fills zero (this one: zero,road), limit 2 (this "
-        "one: none), sanity_pictures 32 (this one: 64); choose another folder, or start again "
-        "(--restart)"
+        f"{tmp_path}: holds an evaluation with fills zero (this one: zero,road), sanity_pictures "
+        "32 (this one: 64); choose another folder, or start again (--restart)"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ox, "__version__", "9")
@@ -424,6 +426,79 @@ def test_another_evaluation_is_not_mixed_in(garments: Path, tmp_path: Path) -> N
     with contextlib.closing(sqlite3.connect(tmp_path / "progress.sqlite")) as database:
         database.execute("ALTER TABLE pictures DROP COLUMN stamp")  # as an earlier version made it
     assert small(restart=True).results == first.results
+
+
+@pytest.fixture(scope="module")
+def folder_of_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for i, scene in enumerate(garment_scenes(15, seed=4)):
+        Image.fromarray(scene.image).save(folder / f"{i:02}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("bundled", "before", "limit"),
+    [(True, 6, 12), (True, 12, 6), (False, 6, 12), (False, 12, None)],
+)
+def test_another_limit_takes_over_what_is_known(
+    bundled: bool,
+    before: int,
+    limit: int | None,
+    garments: Path,
+    folder_of_pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = "garments" if bundled else folder_of_pictures
+    measured: list[str] = []
+    measure = Study.measure
+
+    def counted(self: Study, sample: Sample, *rest: Any) -> Any:
+        measured.append(sample.name)
+        return measure(self, sample, *rest)
+
+    def small(output: str, limit: int | None) -> ox.Evaluation:
+        options: dict[str, Any] = {"methods": ["gradcam"], "sanity_pictures": 2, "steps": 4}
+        return ox.evaluate(
+            garments, data, tmp_path / output, limit=limit, device="cpu", threads=1, **options
+        )
+
+    fresh = small("fresh", limit)
+    monkeypatch.setattr(Study, "measure", counted)
+    small("resumed", before)
+    assert len(measured) == before
+    resumed = small("resumed", limit)
+    assert len(measured) == len(set(measured)) == max(before, limit or 15)
+    assert resumed.results == fresh.results
+    for name in ("results.json", "results.csv", "index.html"):
+        expected = (tmp_path / "fresh" / name).read_bytes()
+        assert (tmp_path / "resumed" / name).read_bytes() == expected, name
+
+
+def test_a_limit_is_not_troubled_by_pictures_beyond_it(
+    garments: Path, folder_of_pictures: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(folder_of_pictures, data)
+    options: dict[str, Any] = {"methods": ["rollout"], "measures": ["perturbation"]}
+
+    def small(limit: int) -> ox.Evaluation:
+        return ox.evaluate(
+            garments, data, tmp_path / "report", limit=limit, device="cpu", **options
+        )
+
+    few = small(4)
+    with contextlib.closing(sqlite3.connect(tmp_path / "report" / FILE)) as database:
+        known = {name for (name,) in database.execute("SELECT name FROM pictures")}
+    broken, changed = sorted({path.name for path in data.iterdir()} - known)[:2]
+    whole = (data / broken).read_bytes()
+    (data / broken).write_bytes(b"no picture")
+    assert [name for name, _ in small(15).failures] == [broken]
+    (data / broken).write_bytes(whole)
+    os.utime(data / changed, ns=(5, 5))
+    assert (small(4).results, small(4).failures) == (few.results, ())
+    with pytest.raises(InputError, match=f"of {changed} before its picture or mask changed"):
+        small(15)
 
 
 def test_two_runs_do_not_write_in_one_folder(garments: Path, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_progress_of_an_early_version_goes_on(garments: Path, tmp_path: Path) ->
 
 
 def test_an_error_of_the_disk_says_what_it_is(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, {}, [""], restart=False)
+    progress = Progress(tmp_path, {}, {0: ""}, restart=False)
     with contextlib.closing(progress):
         progress._database.execute("PRAGMA max_page_count = 1")
         with pytest.raises(OSError, match=rf"^\[Errno {errno.ENOSPC}\] database or disk is full"):

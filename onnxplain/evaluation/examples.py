@@ -51,7 +51,7 @@ def draw_examples(
     examples: list[dict[str, Any]] = []
     pictures: list[NDArray[np.uint8]] = []
     done = 0
-    for number, sample in enumerate(data):
+    for number, sample in zip(data.numbers, data, strict=True):
         if number not in wanted:
             continue
         asked = wanted[number]

@@ -7,7 +7,7 @@ import errno
 import io
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ _APPLICATION = int.from_bytes(b"oxev", "big")  # in the header of the file, whos
 _ADD_PICTURE = (
     "INSERT OR REPLACE INTO pictures VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT), ?, ?, ?)"
 )
+_LIMIT = "limit"
 _WAYS_OUT = "choose another folder, or start again (--restart)"
 _DIGESTS = {
     "model": "another model, or of this one before its files changed",
@@ -41,11 +42,15 @@ CREATE TABLE IF NOT EXISTS levels (number INTEGER PRIMARY KEY, record BLOB);
 class Progress:
     """The finished pictures and levels of one evaluation. Each is stored whole or not at all.
 
+    An evaluation of more or of fewer pictures (`limit`) takes over those that both have, and
+    leaves the others there.
+
     Args:
         folder: Where `progress.sqlite` is, or is to be.
-        settings: All that results depend on, by name. What is there must be of the same.
-        stamps: For each picture what changes with its files. Those of the finished ones must be the
-            same; a picture that failed may have been repaired.
+        settings: All that results depend on, by name. What is there must be of the same, but for
+            the limit.
+        stamps: For each picture, by its number, what changes with its files. Those of the finished
+            ones must be the same; a picture that failed may have been repaired.
         restart: Whether to forget what is there instead.
 
     Raises:
@@ -57,7 +62,7 @@ class Progress:
         self,
         folder: Path,
         settings: Mapping[str, Any],
-        stamps: Sequence[str],
+        stamps: Mapping[int, str],
         *,
         restart: bool,
     ) -> None:
@@ -88,7 +93,10 @@ class Progress:
             known = dict(execute("SELECT name, value FROM settings"))
             wanted = {name: json.dumps(value) for name, value in settings.items()}
             if known and known != wanted:
-                raise InputError(self._difference(known, wanted))
+                known[_LIMIT] = wanted[_LIMIT]
+                if known != wanted:
+                    raise InputError(self._difference(known, wanted))
+                execute("DELETE FROM levels")  # their pictures are spread over those of the limit
             self._database.executemany(
                 "INSERT OR REPLACE INTO settings VALUES (?, ?)", wanted.items()
             )
@@ -109,7 +117,7 @@ class Progress:
     def _check_files(self) -> None:
         query = "SELECT number, name, stamp FROM pictures WHERE error IS NULL ORDER BY number"
         for number, name, stamp in self._database.execute(query):
-            if stamp != self._stamps[number]:
+            if stamp != self._stamps.get(number, stamp):
                 raise InputError(
                     f"{self._path.parent}: holds an evaluation of {name} before its picture or "
                     f"mask changed; {_WAYS_OUT}"
@@ -168,7 +176,7 @@ class Progress:
         """Numbers of the pictures that are finished; those that failed are to be tried again."""
         query = "SELECT number FROM pictures WHERE error IS NULL"
         with self._refusals():
-            return {number for (number,) in self._database.execute(query)}
+            return {number for (number,) in self._database.execute(query)} & self._stamps.keys()
 
     def add_picture(
         self, number: int, name: str, facts: Mapping[str, Any], record: NDArray[np.float64]
@@ -190,13 +198,15 @@ class Progress:
         query = "SELECT number, name, facts, record FROM pictures WHERE error IS NULL ORDER BY 1"
         with self._refusals():
             for number, name, facts, record in self._database.execute(query):
-                yield number, name, json.loads(facts), _unpacked(record)
+                if number in self._stamps:
+                    yield number, name, json.loads(facts), _unpacked(record)
 
     def failures(self) -> list[tuple[str, str]]:
         """Name and error of each picture that could not be evaluated."""
-        query = "SELECT name, error FROM pictures WHERE error IS NOT NULL ORDER BY number"
+        query = "SELECT number, name, error FROM pictures WHERE error IS NOT NULL ORDER BY number"
         with self._refusals():
-            return list(self._database.execute(query))
+            rows = self._database.execute(query)
+            return [(name, error) for number, name, error in rows if number in self._stamps]
 
     def add_level(self, number: int, record: NDArray[np.float64]) -> None:
         self._insert("INSERT INTO levels VALUES (?, ?)", (number, _packed(record)))

@@ -124,7 +124,8 @@ def evaluate(
         steps: Of insertion and deletion; no more than there are patches.
         masks: Folder of masks, beside a folder of pictures, with the same names.
         mask_labels: Text file, line i the class of pixel value i of the masks.
-        limit: So many pictures, drawn at random from the dataset.
+        limit: So many pictures, drawn at random from the dataset. A run with another limit takes
+            over what is known of the pictures that it has, too.
         sanity_pictures: So many, spread evenly over the dataset, for the randomisation of weights;
             0: none.
         seed: Of every random choice.
@@ -195,9 +196,10 @@ def evaluate(
     tell = step or (lambda what, done, total: None)
     with _folder(output) as folder:
         identity["versions"] = versions()
-        progress = Progress(folder, identity, data.stamps, restart=restart)
+        stamps = dict(zip(data.numbers, data.stamps, strict=True))
+        progress = Progress(folder, identity, stamps, restart=restart)
         with contextlib.closing(progress), _scratch(folder) as scratch:
-            chosen = spread(len(data), sanity_pictures) if level_names else []
+            chosen = spread(data.numbers, sanity_pictures) if level_names else []
             work = Work(explainer, data, layout, progress, scratch, source, settings)
             work.pictures(on_error or (lambda name, error: None), tell)
             work.levels(chosen, level_names, tell)

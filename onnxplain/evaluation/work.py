@@ -65,7 +65,8 @@ class Work:
         done = self._progress.pictures_done()
         count = len(done)
         tell("evaluating", count, len(self._data))
-        waiting = ((i, one) for i, one in enumerate(self._data) if i not in done)
+        every = zip(self._data.numbers, self._data, strict=True)
+        waiting = ((number, one) for number, one in every if number not in done)
         study = None
         for (number, sample), outcome in ahead(
             waiting, self._prepare, workers=_DECODERS, count=_AHEAD
@@ -123,7 +124,7 @@ class Work:
         if not known:
             return
         images = []
-        for number, sample in enumerate(self._data):
+        for number, sample in zip(self._data.numbers, self._data, strict=True):
             if number in known:
                 images.append(prepare_picture(sample.image, self._explainer.contract.input)[0])
         count = len(done)
@@ -150,7 +151,8 @@ class Work:
             tell("randomising weights", count, len(names))
 
 
-def spread(count: int, chosen: int) -> list[int]:
-    """So many numbers below `count`, as evenly as can be."""
+def spread(numbers: Sequence[int], chosen: int) -> list[int]:
+    """So many of the numbers, as evenly as can be."""
+    count = len(numbers)
     chosen = min(chosen, count)
-    return [i * count // chosen for i in range(chosen)] if chosen else []
+    return [numbers[i * count // chosen] for i in range(chosen)]

@@ -39,8 +39,10 @@ class Dataset:
     Attributes:
         name: what the report calls it.
         identity: changes when anything does that results depend on: which pictures, labels and
-            masks there are. Not when a file changes:
+            masks the samples are drawn from. Not when a file changes:
         stamps: of each sample, changes when its picture or masks do.
+        numbers: of each sample, its place among those that they are drawn from; that of another
+            limit is the same.
         count: how many samples there are.
         draw: makes them, from the first on.
     """
@@ -48,6 +50,7 @@ class Dataset:
     name: str
     identity: str
     stamps: Sequence[str]
+    numbers: Sequence[int]
     count: int
     draw: Callable[[], Iterator[Sample]]
 
@@ -86,8 +89,8 @@ def open_dataset(
         mask_labels: A text file that names the values of masks with several, line i value i
             (counted from 0). A picture without label then has an object for each class of the
             model on its mask.
-        limit: Take only so many pictures, drawn with the seed and kept in order. Of a bundled set
-            the first; None for 500.
+        limit: Take only so many pictures, drawn with the seed and kept in order; those of a smaller
+            limit are among those of a larger one. Of a bundled set the first; None for 500.
         seed: Of the drawing of pictures, or of the bundled scenes.
 
     Raises:
@@ -106,14 +109,17 @@ def open_dataset(
     mask_files = MaskFiles(masks, mask_labels, names)
     samples = _samples(Path(source), names, mask_files)
     _check_masks(samples, mask_files, mask_labels)
+    identity = _identity([_described(sample) for sample in samples], mask_files.values)
+    numbers = list(range(len(samples)))
     if limit is not None and limit < len(samples):
         chosen = np.random.default_rng(seed).permutation(len(samples))[:limit]
-        samples = [samples[i] for i in sorted(chosen.tolist())]
-    identity = _identity([_described(sample) for sample in samples], mask_files.values)
+        numbers = sorted(chosen.tolist())
+        samples = [samples[i] for i in numbers]
     return Dataset(
         name=Path(source).resolve().name,
         identity=identity,
         stamps=[_stamps(sample) for sample in samples],
+        numbers=numbers,
         count=len(samples),
         draw=lambda: map(mask_files.resolved, samples),
     )
@@ -132,8 +138,14 @@ def _bundled(source: str, names: ClassNames, count: int, seed: int) -> Dataset:
             )
             yield Sample(name=f"{source} {number}", image=image, objects=tuple(objects))
 
-    identity = _identity(source, classes, count, seed)
-    return Dataset(name=source, identity=identity, stamps=[""] * count, count=count, draw=draw)
+    return Dataset(
+        name=source,
+        identity=_identity(source, classes, seed),
+        stamps=[""] * count,
+        numbers=range(count),
+        count=count,
+        draw=draw,
+    )
 
 
 def _scenes(source: str, count: int, seed: int) -> Iterator[_Scene]:
