@@ -42,7 +42,9 @@ class Difference:
         relative: That by the largest magnitude of the run, or by 1 where all values are 0.
         relative_l2: Euclidean norm of the difference by that of the other side.
         spearman: Of maps, the lowest rank correlation of a picture; of others None.
-        within: Whether that is tolerated.
+        bounds: What is tolerated, by the name of the measure: `relative`, or `relative_l2` and, of
+            maps, `spearman`. The latter is a least value, the others are largest ones.
+        within: Whether it is within them.
     """
 
     output: str
@@ -52,6 +54,7 @@ class Difference:
     relative: float
     relative_l2: float
     spearman: float | None
+    bounds: dict[str, float]
     within: bool
 
     def worse(self, other: Difference) -> Difference:
@@ -65,6 +68,7 @@ class Difference:
             relative=max(self.relative, other.relative),
             relative_l2=max(self.relative_l2, other.relative_l2),
             spearman=min(ranks, default=None),
+            bounds=(other if self.within and not other.within else self).bounds,
             within=self.within and other.within,
         )
 
@@ -84,6 +88,11 @@ def measure(
         np.where(np.isfinite(found), 0, found), np.where(finite, 0, expected), equal_nan=True
     )
     largest = float(np.abs(expected[finite]).max(initial=0))
+    bounds = {"relative": tolerance}
+    if is_relevance(output):
+        bounds = {"relative_l2": RELEVANCE_L2}
+        if _method_of(output):
+            bounds["spearman"] = RELEVANCE_SPEARMAN
     if not same:
         return Difference(
             output=output,
@@ -93,6 +102,7 @@ def measure(
             relative=math.inf,
             relative_l2=math.inf,
             spearman=None,
+            bounds=bounds,
             within=False,
         )
     a, b = (np.where(finite, values, 0).astype(np.float64) for values in (found, expected))
@@ -103,12 +113,6 @@ def measure(
     if _method_of(output):
         maps = (values.reshape(-1, math.prod(values.shape[-2:])) for values in (a, b))
         spearman = min(map(rank_correlation, *maps))
-    if is_relevance(output):
-        within = relative_l2 <= RELEVANCE_L2 and (
-            spearman is None or spearman >= RELEVANCE_SPEARMAN
-        )
-    else:
-        within = relative <= tolerance
     return Difference(
         output=output,
         shape=found.shape,
@@ -117,7 +121,10 @@ def measure(
         relative=relative,
         relative_l2=relative_l2,
         spearman=spearman,
-        within=within,
+        bounds=bounds,
+        within=relative <= bounds.get("relative", math.inf)
+        and relative_l2 <= bounds.get("relative_l2", math.inf)
+        and (spearman is None or spearman >= bounds.get("spearman", -1)),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from onnxplain.contract import Contract, Readout
@@ -11,7 +11,7 @@ from onnxplain.outputs import METHODS, heatmap_name, map_name
 if TYPE_CHECKING:
     from onnxplain.graphs.findings import Findings
 
-__all__ = ["describe", "describe_findings", "describe_verification"]
+__all__ = ["describe", "describe_findings", "describe_outputs", "describe_verification"]
 
 _SHOWN_LABELS = 5
 _OF_THE_GRAPH = ("precision", "tokens", "readout", "features", "attention", "classes", "logits")
@@ -73,7 +73,7 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     if contract.class_weights is not None:
         yield "sums of logits", contract.class_weights
     for method, outputs in contract.methods.items():
-        yield f"method {method}", _outputs(outputs)
+        yield f"method {method}", describe_outputs(outputs)
     for method, options in contract.maps.items():
         fixed = ", ".join(f"{name} {value}" for name, value in options.items())
         names = (
@@ -187,7 +187,7 @@ def _labels(contract: Contract) -> str:
     return f": {shown}" + (f" and {more} more" if more > 0 else "")
 
 
-def _outputs(names: tuple[str, ...]) -> str:
+def describe_outputs(names: Iterable[str]) -> str:
     """The names, those that differ by a layer's number alone put together: attention.0..11."""
     groups: dict[str, list[str]] = {}
     for name in names:

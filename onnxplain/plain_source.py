@@ -128,6 +128,7 @@ def _slopes(
     ):
         slopes = Slopes(contract, sessions["graph" + SHIFTED], feeds, found)
         measured = slopes.differences(each=True)
+    allowed = scale * slopes.tolerance
     differences = []
     for name, difference in measured.items():
         gradient = found[name].astype(np.float64)
@@ -140,7 +141,8 @@ def _slopes(
                 relative=difference,
                 relative_l2=difference,
                 spearman=None,
-                within=difference <= scale * slopes.tolerance,
+                bounds={"relative_l2": allowed},
+                within=difference <= allowed,
             )
         )
     return differences, slopes.kind

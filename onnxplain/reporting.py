@@ -33,6 +33,7 @@ __all__ = [
     "summary_of",
 ]
 
+_BOUNDS = {"relative": "relative <=", "relative_l2": "L2 <=", "spearman": "Spearman >="}
 _PIPE_WIDTH = 160  # characters, where there is no terminal to tell
 
 
@@ -159,18 +160,24 @@ def print_verification(report: Verification, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from onnxplain.inspection import describe_outputs
+
     print(f"{report.path} on {report.device} against {report.against}")
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0))  # 78 columns with the longest name of ours
     table.add_column("output", overflow="fold")
-    for name in ("shape", "largest", "difference", "relative", "relative L2", "Spearman", "within"):
+    for name in ("largest", "absolute", "relative", "L2", "Spearman", "ok"):
         table.add_column(name, justify="right", no_wrap=True)
+    held: dict[str, list[str]] = {}
     for one in report.differences:
         numbers = (one.largest, one.absolute, one.relative, one.relative_l2)
         spearman = "" if one.spearman is None else f"{one.spearman:.5f}"
-        shape = "x".join(map(str, one.shape))
         within = "yes" if one.within else "no"
-        table.add_row(one.output, shape, *(f"{n:.1e}" for n in numbers), spearman, within)
+        table.add_row(one.output, *(f"{n:.1e}" for n in numbers), spearman, within)
+        bounds = ", ".join(f"{_BOUNDS[name]} {bound:g}" for name, bound in one.bounds.items())
+        held.setdefault(bounds, []).append(one.output)
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    for bounds, outputs in held.items():
+        print(f"held to {bounds}: {describe_outputs(outputs)}")
     for note in report.notes:
         print(note)
     off = [one.output for one in report.differences if not one.within]

@@ -93,7 +93,9 @@ class TestKinds:
         found = by_name(made(plain, **given))
         assert list(found) == ["logits", *LAYERS]
         assert found["logits"].relative < 1e-6
+        assert found["logits"].bounds == {"relative": 1e-6}
         for name in LAYERS:
+            assert found[name].bounds == {"relative_l2": 1e-4}
             assert 0 < found[name].relative < SINGLE
             assert found[name].largest > 0
 
@@ -124,6 +126,7 @@ class TestKinds:
     def test_with_weights_of_float16(self, plain: Path) -> None:
         found = by_name(made(plain, precision="fp16", outputs="taps"))
         assert 1e-6 < found["logits"].relative < 2**-8
+        assert found["logits"].bounds == {"relative": 2**-8}
 
     def test_of_float16(self, tmp_path: Path) -> None:
         plain = to_file(HandWritten().half(), tmp_path / "plain.onnx")

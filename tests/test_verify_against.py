@@ -28,9 +28,11 @@ import onnxplain as ox
 from onnxplain.cli import app
 from onnxplain.differences import measure
 from onnxplain.export.plain import to_onnx
-from onnxplain.outputs import METHODS, depends_on_class, map_name
+from onnxplain.outputs import METHODS, depends_on_class, heatmap_name, map_name
+from onnxplain.reporting import print_verification
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.targets import PREDICTION, Question
+from onnxplain.verification import Verification
 
 ROUNDING = 1e-5  # of float32 sums over tokens and layers in another order
 
@@ -117,14 +119,52 @@ class TestFiles:
         code, stdout, stderr = run(one, "--against", other)
         assert (code, stderr) == (1, "")
         rows = {line.split()[0]: line.split()[1:] for line in stdout.splitlines()[1:]}
-        assert rows["logits"][0] == "2x3"
-        assert rows["logits"][3:] == ["3.3e-01", "3.3e-01", "no"]
-        assert rows["attention.0"][2:] == ["0.0e+00", "0.0e+00", "0.0e+00", "yes"]
+        assert rows["logits"][2:] == ["3.3e-01", "3.3e-01", "no"]
+        assert rows["attention.0"][1:] == ["0.0e+00", "0.0e+00", "0.0e+00", "yes"]
         off = [name for name, cells in rows.items() if cells[-1] == "no"]
         assert stdout.splitlines()[-1] == f"differ: {', '.join(off)}"
         assert "logits" in off
         code, stdout, _ = run(one, "--against", one)
         assert (code, stdout.splitlines()[-1]) == (0, "the same within tolerance")
+        lines = stdout.splitlines()
+        relevance = "attention_relevance.0..1, attention_relevance_lrp.1, input_relevance"
+        assert lines[-3:-1] == [
+            "held to relative <= 0.0001: logits, attention.0..1, attention_gradient.0..1, "
+            "features, features_gradient",
+            f"held to L2 <= 0.01: {relevance}, input_relevance_attnlrp",
+        ]
+
+    def test_each_output_says_what_it_was_held_to(self, toy_file: ToyFile) -> None:
+        one = toy_file("one.onnx")
+        summary = told(one, "--against", one, "--tolerance", "0.25", status=0)
+        for output in summary["outputs"]:
+            relevance = "relevance" in output["output"]
+            assert output["bounds"] == ({"relative_l2": 1e-2} if relevance else {"relative": 0.25})
+
+    @pytest.mark.parametrize("columns", [80, 160])
+    def test_a_terminal_shows_each_output_on_a_line(
+        self, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        longest = max((heatmap_name(method) for method in METHODS), key=len)
+        values = np.random.default_rng(0).normal(size=(1, 8, 8))
+        report = Verification(
+            path=Path("one.onnx"),
+            device="cpu",
+            against="other.onnx on cpu",
+            tolerance=1e-4,
+            differences=(measure(longest, values, values, 1e-4),),
+            notes=(),
+        )
+        if columns == 80:
+            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+            monkeypatch.setenv("TERM", "dumb")  # which is that wide, and without colours
+        print_verification(report, as_json=False)
+        _, heads, row, held, _ = capsys.readouterr().out.splitlines()
+        names = ["output", "largest", "absolute", "relative", "L2", "Spearman", "ok"]
+        assert heads.split() == names
+        assert row.split()[0] == longest
+        assert row.split()[-2:] == ["1.00000", "yes"]
+        assert held == f"held to L2 <= 0.01, Spearman >= 0.999: {longest}"
 
     def test_a_weight_changed(self, toy_file: ToyFile) -> None:
         other = toy_file("other.onnx")
@@ -394,6 +434,7 @@ class TestMeasure:
         found, expected = np.array([[1.0, -4.5]]), np.array([[1.0, -4.0]])
         one = measure("logits", found, expected, 0.125)
         assert (one.largest, one.absolute, one.relative, one.within) == (4, 0.5, 0.125, True)
+        assert one.bounds == {"relative": 0.125}
         assert one.relative_l2 == pytest.approx(0.5 / 17**0.5)
         assert one.spearman is None
         assert not measure("logits", found, expected, 0.1249).within
