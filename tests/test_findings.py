@@ -20,7 +20,8 @@ from onnxplain.outputs import METHODS
 
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return to_file(HandWritten(), tmp_path_factory.mktemp("transformer") / "model.onnx")
+    (folder := tmp_path_factory.mktemp("findings") / "transformer").mkdir()
+    return to_file(HandWritten(), folder / "model.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def told(path: Path) -> dict[str, str]:
 
 def test_a_transformer(transformer: Path) -> None:
     rows = told(transformer)
-    assert rows["model"] == "main_graph, not instrumented"
+    assert rows["model"] == "transformer, not instrumented"
     assert rows["graph"].startswith("opset 17, ")
     assert rows["input"] == "image FLOAT [n,3,24,32]"
     assert rows["output"] == "output FLOAT [n,5]"
@@ -73,6 +74,7 @@ def test_what_each_method_costs_beside_the_others(transformer: Path) -> None:
     found = json.loads(run("inspect", transformer, "--json"))
     assert not found["instrumented"]
     assert found["reason"] is None
+    assert found["contract"]["source"]["name"] == "transformer"
     cost = {method: entry["cost"] for method, entry in found["methods"].items()}
     assert cost["raw_attention"] == cost["rollout"] == 1  # nothing is added to the graph
     assert cost["generic_attention"] == cost["gradient_rollout"]

@@ -26,6 +26,11 @@ from onnxplain.errors import InputError, ModelError, UnsupportedModelError
 from onnxplain.graphs.files import writing
 from onnxplain.outputs import GRAPH_KINDS, METHODS
 
+NAMES_OF_ANY_GRAPH = (
+    *("main_graph", "torch_jit", "torch-jit-export", "tf2onnx", "jax2onnx_model", "jax_model"),
+    *("main", "model", "graph", "g", " "),
+)
+
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -336,6 +341,51 @@ def test_two_runs_give_the_same_bytes(name: str, plain: Path, tmp_path: Path) ->
     first = contents(tmp_path)
     ox.instrument(plain, tmp_path / name)
     assert contents(tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    ("graph", "file", "name"),
+    [
+        # What torch, tf2onnx, jax2onnx and others call every graph.
+        *((graph, "deit.v2.onnx", "deit.v2") for graph in NAMES_OF_ANY_GRAPH),
+        ("vit_tiny", "deit.onnx", "vit_tiny"),
+        ("vit_tiny", "model.onnx", "vit_tiny"),
+        ("main_graph", "vit-base/model.onnx", "vit-base"),
+        ("main_graph", "vit-base/onnx/model.onnx", "vit-base"),
+        (
+            "main_graph",
+            f"models--google--vit-base/snapshots/{'0f' * 20}/onnx/model.onnx",
+            "vit-base",
+        ),
+        ("main_graph", "vit-base/onnx/model_fp16.onnx", "model_fp16"),
+    ],
+)
+def test_a_graph_with_the_name_of_any_is_called_as_its_file(
+    graph: str, file: str, name: str, source: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(source)
+    model.graph.name = graph
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    report = ox.instrument(path, tmp_path / "explained.onnx", methods=["rollout"], verify=False)
+    assert report.contract.source.name == name
+    assert report.contract.source.weights_sha256
+    assert onnx.load(tmp_path / "explained.onnx").graph.name == graph
+
+
+def test_a_model_in_memory_is_called_as_its_graph(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "explained.onnx"
+    report = ox.instrument(ir.load(source), path, methods=["rollout"], verify=False)
+    assert report.contract.source.name == "main_graph"
+
+
+def test_the_plain_graph_of_a_bundle_keeps_the_name(plain: Path, tmp_path: Path) -> None:
+    model = plain.rename(tmp_path / "vit.onnx")
+    ox.instrument(model, tmp_path / "bundle", methods=["rollout"], verify=False)
+    again = tmp_path / "again.onnx"
+    report = ox.instrument(tmp_path / "bundle" / "plain.onnx", again, verify=False)
+    assert report.contract.source.name == "vit"
 
 
 def test_another_file_is_replaced(plain: Path, tmp_path: Path) -> None:

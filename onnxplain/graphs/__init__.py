@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxplain.contract import Source
 from onnxplain.errors import InputError, MissingDependencyError, ModelError, VerificationError
 from onnxplain.processor import read_processor
 
@@ -17,6 +18,7 @@ try:
 
     from onnxplain.graphs.embedding import embed
     from onnxplain.graphs.explained import Explained, explain
+    from onnxplain.graphs.files.naming import name_of
     from onnxplain.graphs.files.reading import load
     from onnxplain.graphs.files.sound import blaming
     from onnxplain.graphs.files.writing import Report, check_destination, refuse_itself, save
@@ -155,6 +157,7 @@ def instrument(
             contract=contract,
             labels=labels,
             preprocessing=preprocessing,
+            source=None if isinstance(source, ir.Model) else Source(name=name_of(model, source)),
             gamma=gamma,
             request=request,
         )

@@ -87,8 +87,8 @@ def draft(
             raise InputError(f"readout {readout}: the head has {found.readout}")
     if labels is None:
         labels = changes.pop("labels", None)
-    if source is None:
-        source = Source(name=model.graph.name or "unknown", weights_sha256=_digest(model))
+    source = source or Source(name=model.graph.name or "unknown")
+    digest = source.weights_sha256 or _digest(model)
     versions = {**source.versions, "onnxplain": __version__}
     contract = Contract(
         input=image,
@@ -97,7 +97,7 @@ def draft(
         layers=tuple(_layers(found)),
         classes=found.classes,
         methods={},
-        source=dataclasses.replace(source, versions=versions),
+        source=dataclasses.replace(source, weights_sha256=digest, versions=versions),
         labels=None if labels is None else read_labels(labels, found.classes),
         logits=found.logits.name or "",
         precision=_precision(model, found, bfloat16),

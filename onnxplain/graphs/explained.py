@@ -96,7 +96,8 @@ def explain(
         contract: Fields of the contract that override what is found; see `instrument`.
         labels: Class names in order, or a text file with one per line.
         preprocessing: Fields of `ImageInput`: mean, std, crop_pct, crop_mode, interpolation.
-        source: Where the model came from; None: the digest of its weights alone.
+        source: Where the model came from; None: the name of its graph. Without a digest of the
+            weights, theirs is taken.
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule. Recorded in the contract.
         request: What the file is to hold; None: `Request()`. Recorded in the contract.

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxplain.contract import PREPROCESSING, Contract, ImageInput
+from onnxplain.contract import PREPROCESSING, Contract, ImageInput, Source
 from onnxplain.errors import UnsupportedModelError
 from onnxplain.graphs.assemble import build
 from onnxplain.graphs.choice import refusals
 from onnxplain.graphs.draft import draft
 from onnxplain.graphs.explained import known, with_structure
+from onnxplain.graphs.files.naming import name_of
 from onnxplain.graphs.files.reading import load
 from onnxplain.graphs.files.sound import blaming
 from onnxplain.graphs.normal import has_bfloat16
@@ -37,7 +38,7 @@ class Findings:
 
     Attributes:
         path: The file.
-        name: Name of the graph.
+        name: Name of the model, `name_of`.
         opset: Version of the operator set, None where the file has none.
         nodes: Number of nodes, functions put in.
         weights: Number of weights.
@@ -90,7 +91,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
     weights = [value.const_value for value in graph.initializers.values()]
     seen = Findings(
         path=Path(path),
-        name=graph.name or "unknown",
+        name=name_of(model, path),
         opset=model.opset_imports.get(""),
         nodes=len(graph),
         weights=sum(math.prod(tensor.shape.numpy()) for tensor in weights if tensor is not None),
@@ -116,7 +117,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
 
 
 def _with_methods(seen: Findings, model: ir.Model, found: Structure, bfloat16: bool) -> Findings:
-    base = draft(model, found, bfloat16=bfloat16)
+    base = draft(model, found, source=Source(name=seen.name), bfloat16=bfloat16)
     one_size = dataclasses.replace(base, input=dataclasses.replace(base.input, multiple=None))
     refused = refusals(found, base.readout)
     possible = tuple(method for method in METHODS if method not in refused)
