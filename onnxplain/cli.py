@@ -20,6 +20,7 @@ from onnxplain.console import (
     complain,
     print_json,
     progress,
+    stages,
 )
 from onnxplain.errors import ContractError, InputError, ModelError, OnnxplainError
 from onnxplain.evaluating import evaluate
@@ -251,7 +252,9 @@ def _inspect(
     def look() -> Findings:
         from onnxplain.graphs.findings import find
 
-        return find(model, image_size=None if img_size is None else read_size(img_size))
+        with stages() as tell:
+            size = None if img_size is None else read_size(img_size)
+            return find(model, image_size=size, step=tell)
 
     try:
         contract = onnxplain.Explainer(model, device="cpu", **sized(img_size)).contract
@@ -298,7 +301,8 @@ def _verify(
     debug: Debug = False,
 ) -> None:
     """Compare two files output by output, or one on two devices, or one with a timm model."""
-    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the table
+    # stdout is for the table
+    with contextlib.redirect_stdout(sys.stderr), stages() as tell:
         report = onnxplain.verify(
             model,
             against=against,
@@ -308,6 +312,7 @@ def _verify(
             seed=seed,
             tolerance=tolerance,
             checkpoint=checkpoint,
+            step=tell,
             **sized(img_size),
             **given(num_classes=num_classes, pretrained=pretrained or None),
         )

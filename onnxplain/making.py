@@ -173,25 +173,27 @@ def instrument(
     )
     size = given(size=None if img_size is None else read_size(img_size))
     maps = given(head_fusion=head_fusion, discard_ratio=discard_ratio, start_layer=start_layer)
-    report = onnxplain.instrument(
-        source,
-        output,
-        methods=read_names(methods),
-        contract=given(logits=logits, input={**image, **size} or None),
-        labels=labels,
-        preprocessing=preprocessing,
-        verify=not no_verify,
-        gamma=gamma,
-        outputs=outputs,
-        map_options=maps,
-        heatmaps=heatmap,
-        targets=targets,
-        seed=seed,
-        score=score,
-        require_target=require_target,
-        embed_preprocessing=embed_preprocessing,
-        precision=precision,
-    )
+    with stages() as tell:
+        report = onnxplain.instrument(
+            source,
+            output,
+            methods=read_names(methods),
+            contract=given(logits=logits, input={**image, **size} or None),
+            labels=labels,
+            preprocessing=preprocessing,
+            verify=not no_verify,
+            gamma=gamma,
+            outputs=outputs,
+            map_options=maps,
+            heatmaps=heatmap,
+            targets=targets,
+            seed=seed,
+            score=score,
+            require_target=require_target,
+            embed_preprocessing=embed_preprocessing,
+            precision=precision,
+            step=tell,
+        )
     assumed = [name for name in PREPROCESSING if name not in image]
     if assumed and preprocessing is None:
         told = ", ".join(f"{name} {getattr(report.contract.input, name)}" for name in assumed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from onnxplain.graphs.proof.slopes import Slopes, ask, opened, unproven
 from onnxplain.graphs.proof.trial import SHIFTED, question, sessions_of, unchanged
 from onnxplain.runtime.devices import candidates, open_session
 from onnxplain.runtime.model import Model
+from onnxplain.steps import Step, counted
 
 __all__ = ["compare"]
 
@@ -34,6 +35,7 @@ def compare(
     images: Sequence[Array],
     pixels: Sequence[Array],
     tolerance: float,
+    step: Step,
 ) -> tuple[list[Difference], list[str]]:
     """The outputs that both have on every image, and the gradients of the first ones.
 
@@ -45,6 +47,7 @@ def compare(
         pixels: The same as normalised pixel values.
         tolerance: What a gradient may be off, relatively; what the model computed before may be off
             by a hundredth of it.
+        step: Called with what is going on, how much of it is done, and of how much.
 
     Returns:
         Differences, an output perhaps several times; and what is to be said besides.
@@ -85,7 +88,11 @@ def compare(
         names = {value.name for value in session.get_outputs()}
         reasons.append(unproven(own))
         pairs = {} if reasons[-1] else differentiated(own)
-        for one, other in _batches(own, image.shape[:1], images, pixels):
+        batches = _batches(own, image.shape[:1], len(images))
+        told = counted(step, f"comparing {file.name}", len(batches) + len(pairs))
+        for chosen in batches:
+            other = own.input.fed(np.stack([pixels[i] for i in chosen]))
+            one = images[chosen[0]] if own.input.layout == "HWC" else other
             try:
                 expected = ask(plain, {image.name: other})
             except ModelError as error:
@@ -95,8 +102,9 @@ def compare(
             shared = sorted(names & expected.keys())
             found = ask(session, feeds, [own.logits, *shared, *pairs, *pairs.values()])
             differences += [measure(n, found[n], expected[n], allowed) for n in shared]
+            told()
             if pairs:  # of the first batch
-                made, how = _slopes(graph, own, feeds, found, scale)
+                made, how = _slopes(graph, own, feeds, found, scale, told)
                 differences += made
                 notes.append(f"gradients: relative L2 errors, estimated by {how}")
                 pairs = {}
@@ -105,29 +113,33 @@ def compare(
     return differences, notes
 
 
-def _batches(
-    contract: Contract, fixed: list[Any], images: Sequence[Array], pixels: Sequence[Array]
-) -> Iterator[tuple[Array, Array]]:
-    """The images as the file and as the plain model take them; the last one fills up a batch."""
+def _batches(contract: Contract, fixed: list[Any], images: int) -> list[list[int]]:
+    """The numbers of the images of each run; the last one fills up a batch."""
     known = fixed and isinstance(fixed[0], int)
     size = fixed[0] if known else contract.input.batch or 1
-    for start in range(0, len(images), size):
-        chosen = [min(start + i, len(images) - 1) for i in range(size)]
-        plain = contract.input.fed(np.stack([pixels[i] for i in chosen]))
-        yield images[start] if contract.input.layout == "HWC" else plain, plain
+    return [[min(start + i, images - 1) for i in range(size)] for start in range(0, images, size)]
 
 
 def _slopes(
-    graph: ir.Model, contract: Contract, feeds: Feeds, found: Feeds, scale: float
+    graph: ir.Model,
+    contract: Contract,
+    feeds: Feeds,
+    found: Feeds,
+    scale: float,
+    told: Callable[[], None],
 ) -> tuple[list[Difference], str]:
-    """The gradients of a graph against finite differences, and what these are in words."""
+    """The gradients of a graph against finite differences, each of which is `told`, and what these
+    are in words."""
     alone = Explained(contract, {}, 0)
     with (
         tempfile.TemporaryDirectory(prefix="onnxplain-") as folder,
         sessions_of(alone, {"graph": (graph, contract)}, Path(folder) / "graph") as sessions,
     ):
         slopes = Slopes(contract, sessions["graph" + SHIFTED], feeds, found)
-        measured = slopes.differences(each=True)
+        measured = {}
+        for name, difference in slopes.differences(each=True):
+            measured[name] = difference
+            told()
     allowed = scale * slopes.tolerance
     differences = []
     for name, difference in measured.items():

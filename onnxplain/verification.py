@@ -22,6 +22,7 @@ from onnxplain.runtime import dispatch
 from onnxplain.runtime.model import Model, NotInstrumentedError
 from onnxplain.runtime.preprocessing import prepare
 from onnxplain.runtime.targets import PREDICTION, Question
+from onnxplain.steps import Step, counted, silent
 
 __all__ = ["Verification", "verify"]
 
@@ -81,6 +82,7 @@ def verify(
     tolerance: float = TOLERANCE,
     image_size: int | tuple[int, int] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    step: Step | None = None,
     **model_kwargs: Any,
 ) -> Verification:
     """Compares an explained file with another, with itself on the CPU, with a timm model, or with
@@ -113,6 +115,7 @@ def verify(
         tolerance: The largest difference by the largest value that is tolerated.
         image_size: Pixels, or height and width, for files that take several sizes.
         checkpoint: Weights of the timm model, .safetensors or .pth.
+        step: Called with what is going on, how much of it is done, and of how much.
         **model_kwargs: For timm.create_model: num_classes=, pretrained=True (downloads), ...
 
     Raises:
@@ -139,6 +142,8 @@ def verify(
     drawn = batch is not None or seed is not None
     if with_torch and (pictures or drawn):
         raise InputError("images, batch, seed: torch is compared in the runs that an export makes")
+    tell = step or silent
+    tell("reading the models", 0, 1)
     model = Model(path, device=device)
     side = _Side.of(model)
     if image_size is not None:
@@ -146,7 +151,7 @@ def verify(
     if with_torch:
         weights = None if checkpoint is None else Path(checkpoint)
         name = str(against).removeprefix(_TORCH)
-        compared = _with_torch(model, side, name, weights, model_kwargs, tolerance)
+        compared = _with_torch(model, side, name, weights, model_kwargs, tolerance, tell)
     elif against is None and model.device == "cpu":
         raise InputError(f"device {device!r} is the CPU here, so there is nothing to compare with")
     else:
@@ -154,8 +159,9 @@ def verify(
         try:
             other = Model(path if against is None else against, device="cpu")
         except NotInstrumentedError:
-            return _with_source(model, side, Path(str(against)), [*noise, *pictures], tolerance)
-        compared = _with_file(model, side, other, [*noise, *pictures], tolerance)
+            source = Path(str(against))
+            return _with_source(model, side, source, [*noise, *pictures], tolerance, tell)
+        compared = _with_file(model, side, other, [*noise, *pictures], tolerance, tell)
     return Verification(
         path=model.path,
         device=model.device,
@@ -167,7 +173,7 @@ def verify(
 
 
 def _with_file(
-    model: Model, side: _Side, other: Model, pictures: list[Any], tolerance: float
+    model: Model, side: _Side, other: Model, pictures: list[Any], tolerance: float, tell: Step
 ) -> _Comparison:
     comparison = _Comparison(*_of_one_kind(side, _Side.of(other)), tolerance)
     first, second = comparison.first, comparison.second
@@ -178,28 +184,32 @@ def _with_file(
     one, two = first.contract, second.contract
     # Files that take several classes at once are asked for as many if both take as many.
     columns = np.arange(one.targets if one.targets == two.targets else 1)
+    weighted = one.class_weights is not None and two.class_weights is not None
+    told = counted(tell, "comparing", 6 if weighted else 4)  # two runs for each question
 
     def ask(asked: Question) -> NDArray[Any]:
         found = model.run(images, asked, comparison.wanted(first))
+        told()
         expected = other.run(images2, asked, comparison.wanted(second))
         if len(columns) == 1:
             found = dispatch.of_first_class(found, one)
             expected = dispatch.of_first_class(expected, two)
         comparison.add(found, expected)
+        told()
         return expected[two.logits]
 
     ranks = np.full((len(pictures), 1), PREDICTION) - columns
     logits = ask(Question(classes=ranks))
     classes = (logits.argmax(axis=-1)[:, None] + 1 + columns) % two.classes
     ask(Question(classes=classes))
-    if one.class_weights is not None and two.class_weights is not None:
+    if weighted:
         weights = np.random.default_rng(0).normal(size=logits.shape).astype(np.float32)
         ask(Question(classes=classes[:, :1], weights=weights))
     return comparison
 
 
 def _with_source(
-    model: Model, side: _Side, source: Path, pictures: list[Any], tolerance: float
+    model: Model, side: _Side, source: Path, pictures: list[Any], tolerance: float, tell: Step
 ) -> Verification:
     from onnxplain.plain_source import compare
 
@@ -208,7 +218,7 @@ def _with_source(
     if side.contract.input.layout == "HWC":
         outside = replace(side.contract.input, layout="NCHW")
         pixels = [image for image, _ in prepare(pictures, outside)]
-    measured, notes = compare(model, side.contract, source, images, pixels, tolerance)
+    measured, notes = compare(model, side.contract, source, images, pixels, tolerance, tell)
     differences: dict[str, Difference] = {}
     for one in measured:
         before = differences.get(one.output)
@@ -230,6 +240,7 @@ def _with_torch(
     checkpoint: Path | None,
     model_kwargs: Mapping[str, Any],
     tolerance: float,
+    tell: Step,
 ) -> _Comparison:
     from onnxplain.export import require_packages
 
@@ -247,6 +258,7 @@ def _with_torch(
     )
 
     with tempfile.TemporaryDirectory(prefix="onnxplain-") as folder:
+        tell("running torch", 0, 1)
         runs = reference_runs(
             name, side.contract, Path(folder), checkpoint=checkpoint, model_kwargs=model_kwargs
         )
@@ -254,6 +266,7 @@ def _with_torch(
         contract = reference_contract(side.contract, shown)
         torch = _Side(name=f"{_TORCH}{name} in torch", contract=contract, outputs=shown)
         comparison = _Comparison(side, torch, tolerance)
+        told = counted(tell, "comparing", len(runs))
         for run in runs:
             feed, _, _ = run
             pixels = feed[side.contract.input.name]
@@ -264,6 +277,7 @@ def _with_torch(
             found = dispatch.of_first_class(found, side.contract)
             expected = reference_values(run, found, side.contract)
             comparison.add(found, expected, size=pixels.shape[2:])
+            told()
     return comparison
 
 

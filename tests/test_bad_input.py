@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -332,6 +334,36 @@ class TestModelOutput:
         result = CliRunner().invoke(app, command)
         assert (result.exit_code, result.stderr) == (130, "onnxplain: interrupted\n")
         assert reached
+        assert snapshot(place.parent) == before
+
+    @pytest.mark.parametrize(
+        "stage",
+        [
+            "reading the model",
+            "finding the attention",
+            "making the graphs",
+            "verifying",
+            "writing",
+        ],
+    )
+    def test_interrupt_in_any_stage(
+        self, stage: str, plain_vit: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = snapshot(place.parent)
+        told: list[str] = []
+
+        def tell(what: str, done: int, total: int) -> None:
+            told.append(what)
+            if what == stage and done == total - 1:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr("onnxplain.making.stages", lambda: contextlib.nullcontext(tell))
+        # As of large models, which are on disk while they are tried.
+        monkeypatch.setattr("onnxplain.graphs.proof.trial.SMALL", 0)
+        result = CliRunner().invoke(app, ["instrument", str(plain_vit), "-o", str(place)])
+        assert (result.exit_code, result.stdout) == (130, "")
+        assert result.stderr == "onnxplain: interrupted\n"
+        assert told[-1] == stage
         assert snapshot(place.parent) == before
 
 

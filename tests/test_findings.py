@@ -14,7 +14,9 @@ from onnx import helper
 from torch import nn
 from typer.testing import CliRunner
 
+from onnxplain import console
 from onnxplain.cli import app
+from onnxplain.graphs.findings import find
 from onnxplain.outputs import METHODS
 
 
@@ -81,6 +83,19 @@ def test_what_each_method_costs_beside_the_others(transformer: Path) -> None:
     assert 1 < cost["attention_gradcam"] < cost["gradcam"] < cost["generic_attention"] < 2
     assert 2 < cost["transformer_attribution"] < cost["lrp"] < 6
     assert found["contract"]["methods"].keys() == cost.keys()
+
+
+def test_it_tells_what_is_going_on(
+    transformer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    find(transformer, step=lambda *what: told.append(what))
+    stages = ["reading the model", "finding the attention", "counting what methods cost"]
+    assert told == [(stage, 0, 1) for stage in stages]
+    monkeypatch.setattr(console, "_LEAST_QUIET", 0)
+    ran = CliRunner().invoke(app, ["inspect", str(transformer), "--json"])
+    assert json.loads(ran.stdout)["instrumented"] is False
+    assert ran.stderr.splitlines() == [f"onnxplain: {stage}" for stage in stages]
 
 
 def test_multiply_adds_by_hand(convolutional: Path) -> None:

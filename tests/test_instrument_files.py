@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import subprocess
@@ -18,9 +19,11 @@ import onnxruntime
 import pytest
 from hand_written import SIZE, HandWritten, to_file
 from onnx import TensorProto, helper
+from typer.testing import CliRunner
 
 import onnxplain as ox
-from onnxplain import graphs
+from onnxplain import console, graphs
+from onnxplain.cli import app
 from onnxplain.contract import Contract
 from onnxplain.errors import InputError, ModelError, UnsupportedModelError
 from onnxplain.graphs.files import writing
@@ -386,6 +389,38 @@ def test_the_plain_graph_of_a_bundle_keeps_the_name(plain: Path, tmp_path: Path)
     again = tmp_path / "again.onnx"
     report = ox.instrument(tmp_path / "bundle" / "plain.onnx", again, verify=False)
     assert report.contract.source.name == "vit"
+
+
+@pytest.mark.parametrize(("name", "graphs", "kinds"), [("one.onnx", 1, 1), ("bundle", 8, 2)])
+def test_it_tells_what_is_going_on(
+    name: str, graphs: int, kinds: int, plain: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    ox.instrument(plain, tmp_path / name, step=lambda *what: told.append(what))
+    assert told == [
+        ("reading the model", 0, 1),
+        ("finding the attention", 0, 1),
+        *(("making the graphs", done, graphs) for done in range(graphs)),
+        # For each graph that has gradients, its outputs and its gradients.
+        *(("verifying", done, 2 * kinds) for done in range(2 * kinds + 1)),
+        ("writing", 0, 1),
+    ]
+
+
+def test_a_log_says_what_is_going_on(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of long work: here every stage is told, none too soon after another."""
+    monkeypatch.setattr(console, "_LEAST_QUIET", 0)
+    arguments = ["instrument", str(plain), "-o", str(tmp_path / "explained.onnx"), "--json"]
+    ran = CliRunner().invoke(app, arguments)
+    assert json.loads(ran.stdout)["path"] == str(tmp_path / "explained.onnx")
+    told = [line.partition("onnxplain: ")[2] for line in ran.stderr.splitlines()]
+    stages = ["reading the model", "finding the attention", "making the graphs"]
+    assert told[:3] == stages
+    assert told[3] == "verifying: 0 of 2"
+    assert told[-2] == "writing"
+    assert told[-1].startswith("assumed mean")
 
 
 def test_another_file_is_replaced(plain: Path, tmp_path: Path) -> None:

@@ -35,22 +35,23 @@ CLI_PARTS = {
     "reporting",
 }
 
-SHARED = {"contract", "outputs", "errors"}
+SHARED = {"contract", "outputs", "errors", "steps"}
 
 # What each part may import, of onnxplain and of the heavy packages. Nothing else in either.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "steps": set(),
     "outputs": set(),
     "contract": {"contract_checks", "outputs", "errors"},
     "contract_checks": {"contract", "outputs"},
     "runtime": {"contract", "outputs", "errors", "onnxruntime", "cv2", "PIL"},
     "processor": {"contract", "errors"},
-    "graphs": {"processor", "contract", "outputs", "errors", "onnx", "onnx_ir", "onnxruntime"},
-    "export": {"graphs", "contract", "outputs", "errors", *EXPORT_PACKAGES},
+    "graphs": {"processor", *SHARED, "onnx", "onnx_ir", "onnxruntime"},
+    "export": {"graphs", *SHARED, *EXPORT_PACKAGES},
     "panel": {"runtime", "contract", "outputs", "errors", "PIL"},
     "demo": {"runtime", "panel", "cv2"},
     "differences": {"runtime", "outputs", "errors"},
-    "plain_source": {"differences", "graphs", "runtime", "contract", "errors", "onnx_ir"},
+    "plain_source": {"differences", "graphs", "runtime", *SHARED, "onnx_ir"},
     "verification": {"differences", "plain_source", "runtime", "export", *SHARED},
     "inputs": {"errors"},
     "evaluation": {

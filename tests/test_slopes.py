@@ -104,9 +104,20 @@ class TestKinds:
         report = ox.instrument(plain, folder)
         assert report.verification is not None
         assert report.verification["differences"]["gradients"] < SINGLE
-        found = ox.verify(folder, against=plain)
+        told: list[tuple[str, int, int]] = []
+        found = ox.verify(folder, against=plain, step=lambda *what: told.append(what))
         assert found.within
         assert set(by_name(found)) == {"logits", *LAYERS}
+        # Two pictures, and the gradients that a graph has.
+        totals = dict.fromkeys(GRAPH_KINDS, 2) | {"gradcam": 3, "gradient": 2 + len(LAYERS) - 1}
+        assert told == [
+            ("reading the models", 0, 1),
+            *(
+                (f"comparing {kind}.onnx", done, total)
+                for kind, total in totals.items()
+                for done in range(total + 1)
+            ),
+        ]
 
     @pytest.mark.parametrize("given", [{"outputs": "maps"}, {"targets": 3}], ids=str)
     def test_of_maps_alone(self, given: dict[str, Any], plain: Path) -> None:

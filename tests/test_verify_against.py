@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -203,6 +205,24 @@ class TestFiles:
         assert max(one.relative for one in report.differences) < ROUNDING
         assert report.within
         assert report.notes == ()
+
+    def test_it_tells_what_is_going_on(self, toy_file: ToyFile) -> None:
+        steps: list[tuple[str, int, int]] = []
+        one = toy_file("one.onnx")
+        ox.verify(one, against=one, step=lambda *what: steps.append(what))
+        # What each of both makes of two questions.
+        comparing = [("comparing", done, 4) for done in range(5)]
+        assert steps == [("reading the models", 0, 1), *comparing]
+
+    @pytest.mark.parametrize("number", [0, 2])
+    def test_interrupt(self, number: int, toy_file: ToyFile, monkeypatch: Any) -> None:
+        def tell(what: str, done: int, total: int) -> None:
+            if (what, done) == ("comparing", number):
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr("onnxplain.cli.stages", lambda: contextlib.nullcontext(tell))
+        one = toy_file("one.onnx")
+        assert run(one, "--against", one, "--json") == (130, "", "onnxplain: interrupted\n")
 
     def test_other_precision(self, exported: Path) -> None:
         report = ox.verify(exported / "half.onnx", against=exported / "both.onnx")

@@ -24,11 +24,12 @@ from onnxplain.evaluation.report.verdict import doubt
 from onnxplain.evaluation.results import FORMAT, Measured, summarise, versions
 from onnxplain.evaluation.statistics import CONFIDENCE, Interval, Statistics
 from onnxplain.evaluation.study import Layout
-from onnxplain.evaluation.work import Step, Work, spread
+from onnxplain.evaluation.work import Work, spread
 from onnxplain.graphs.files.reading import weight_files
 from onnxplain.graphs.randomised import levels
 from onnxplain.runtime import dispatch
 from onnxplain.runtime.explainer import Explainer
+from onnxplain.steps import Step, silent
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -193,7 +194,7 @@ def evaluate(
     }
     digest = _digest(source)
     identity = {"format": FORMAT, **settings, "model": digest, "dataset": data.identity}
-    tell = step or (lambda what, done, total: None)
+    tell = step or silent
     with _folder(output) as folder:
         identity["versions"] = versions()
         stamps = dict(zip(data.numbers, data.stamps, strict=True))

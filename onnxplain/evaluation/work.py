@@ -20,11 +20,9 @@ from onnxplain.runtime.explainer import Explainer
 from onnxplain.runtime.model import Model
 from onnxplain.runtime.preprocessing import prepare_picture
 from onnxplain.runtime.streaming import ahead
+from onnxplain.steps import Step
 
-__all__ = ["Step", "Work", "spread"]
-
-Step = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done, and of how much."""
+__all__ = ["Work", "spread"]
 
 _DECODERS = 2
 _AHEAD = 4  # pictures decoded before they are needed

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from onnxplain.errors import MissingDependencyError
+from onnxplain.steps import Step, silent
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +45,7 @@ def export(
     seed: str = "target",
     require_target: bool = False,
     embed_preprocessing: bool = False,
-    step: Callable[[str, int, int], None] | None = None,
+    step: Step | None = None,
     **model_kwargs: Any,
 ) -> Report:
     """Exports an image classifier to ONNX files that explain themselves.
@@ -124,7 +125,7 @@ def export(
             require_target=require_target,
         ),
         embed_preprocessing=embed_preprocessing,
-        step=step or (lambda what, done, total: None),
+        step=step or silent,
         model_kwargs=model_kwargs,
     )
 

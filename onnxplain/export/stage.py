@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from onnxplain.export.verify import verify as verify_files
 from onnxplain.graphs.choice import named
 from onnxplain.graphs.files.writing import check_destination, drafted
 from onnxplain.graphs.precision import check_precision
+from onnxplain.steps import Step
 
 __all__ = ["export_model"]
 
@@ -44,7 +45,7 @@ def export_model(
     precision: str,
     request: graphs.Request,
     embed_preprocessing: bool,
-    step: Callable[[str, int, int], None],
+    step: Step,
     model_kwargs: Mapping[str, Any],
 ) -> graphs.Report:
     """`onnxplain.export`, whose docstring is the documentation."""

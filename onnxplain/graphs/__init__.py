@@ -12,6 +12,7 @@ from typing import Any
 from onnxplain.contract import Source
 from onnxplain.errors import InputError, MissingDependencyError, ModelError, VerificationError
 from onnxplain.processor import read_processor
+from onnxplain.steps import Step, silent
 
 try:
     import onnx_ir as ir
@@ -64,6 +65,7 @@ def instrument(
     score: str = "logit",
     require_target: bool = False,
     embed_preprocessing: bool = False,
+    step: Step | None = None,
 ) -> Report:
     """Makes an ONNX image classifier explain itself.
 
@@ -110,6 +112,7 @@ def instrument(
             runtimes that know no optional inputs (onnxruntime-web, OpenVINO).
         embed_preprocessing: The input becomes one picture as it is, `image` uint8
             [height, width, 3] RGB of any size, which the graph resizes, crops and normalises.
+        step: Called with what is going on, how much of it is done, and of how much.
 
     Returns:
         What was written.
@@ -146,6 +149,8 @@ def instrument(
     check_destination(Path(path), bundle=bundle)
     if not isinstance(source, ir.Model):
         refuse_itself(source, path)
+    tell = step or silent
+    tell("reading the model", 0, 1)
     model = load(source)
     file = contextlib.nullcontext() if isinstance(source, ir.Model) else blaming(source)
 
@@ -160,6 +165,7 @@ def instrument(
             source=None if isinstance(source, ir.Model) else Source(name=name_of(model, source)),
             gamma=gamma,
             request=request,
+            step=tell,
         )
         return narrow(explained) if precision == "fp16" else explained
 
@@ -172,7 +178,8 @@ def instrument(
 
                 # Gradients are checked with the values that they are of, and for one class.
                 raw = dataclasses.replace(request, targets=1, outputs="both")
-                explained = verified(made(request if request.taps else raw), model, Path(path))
+                explained = made(request if request.taps else raw)
+                explained = verified(explained, model, Path(path), step=tell)
                 if request.targets > 1:
                     differences = explained.contract.verification
                     explained = made(request).with_verification(differences or {})
@@ -190,4 +197,5 @@ def instrument(
         if isinstance(source, ir.Model):
             raise
         raise type(error)(f"{os.fspath(source)}: {error}") from None
+    tell("writing", 0, 1)
     return save(explained, path)

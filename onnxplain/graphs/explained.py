@@ -29,6 +29,7 @@ from onnxplain.graphs.selection import maps_alone, with_methods
 from onnxplain.graphs.structure.analysis import Structure, analyse
 from onnxplain.graphs.structure.scores import before_the_end, score_of
 from onnxplain.outputs import GRAPH_KINDS
+from onnxplain.steps import Step, silent
 
 __all__ = ["SINGLE", "Explained", "explain", "known", "with_structure"]
 
@@ -84,6 +85,7 @@ def explain(
     source: Source | None = None,
     gamma: float = 0.0,
     request: Request | None = None,
+    step: Step = silent,
 ) -> Explained:
     """Adds to a model the outputs that the methods read, and the contract that names them.
 
@@ -101,6 +103,7 @@ def explain(
         gamma: How much more `attnlrp` counts contributions of the sign of the output; 0 is the
             epsilon rule. Recorded in the contract.
         request: What the file is to hold; None: `Request()`. Recorded in the contract.
+        step: Called with what is going on, how much of it is done, and of how much.
 
     Raises:
         UnsupportedModelError: The model, or a method on it, cannot be explained, with the reason.
@@ -117,6 +120,7 @@ def explain(
     layout = image.get("layout")
     probability = request.score == "probability"
     bfloat16 = has_bfloat16(model)
+    step("finding the attention", 0, 1)
     model, found, score = with_structure(
         model, logits, size, layout=layout, probability=probability
     )
@@ -138,17 +142,19 @@ def explain(
     whole = with_methods(_requested(base, request, chosen), chosen)
     weights = [value.const_value for value in model.graph.initializers.values()]
     source_bytes = sum(tensor.nbytes for tensor in weights if tensor is not None)
-    models: dict[str, ir.Model] = {}
-    required = request.require_target
-    if not bundle:
-        models[SINGLE] = build(model, whole, require_target=required)
-    else:
-        seen = set()
+    kinds = {SINGLE: tuple(chosen)}
+    if bundle:
+        kinds = {}
         for kind, methods_of_kind in GRAPH_KINDS.items():
             own = tuple(method for method in chosen if method in methods_of_kind)
-            if own not in seen and (own or kind == "plain"):
-                seen.add(own)
-                models[kind] = build(model, with_methods(whole, own), require_target=required)
+            if own not in kinds.values() and (own or kind == "plain"):
+                kinds[kind] = own
+    models: dict[str, ir.Model] = {}
+    for kind, own in kinds.items():
+        step("making the graphs", len(models), len(kinds))
+        contract_of_kind = with_methods(whole, own)
+        models[kind] = build(model, contract_of_kind, require_target=request.require_target)
+    if bundle:
         graphs = {kind: f"{kind}.onnx" for kind in models}
         whole = dataclasses.replace(whole, graphs=graphs)
     explained = Explained(whole, models, source_bytes)

@@ -28,6 +28,7 @@ from onnxplain.graphs.values.facts import Facts, Shape, show
 from onnxplain.graphs.values.shapes import infer
 from onnxplain.graphs.values.uses import dependents, sources
 from onnxplain.outputs import METHODS
+from onnxplain.steps import Step, silent
 
 __all__ = ["Findings", "find"]
 
@@ -75,16 +76,23 @@ class Findings:
         return {name: getattr(image, name) for name in PREPROCESSING}
 
 
-def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = None) -> Findings:
+def find(
+    path: str | os.PathLike[str],
+    *,
+    image_size: tuple[int, int] | None = None,
+    step: Step = silent,
+) -> Findings:
     """Looks into a file.
 
     Args:
         path: Any ONNX file.
         image_size: Height and width to look at it with, where the graph takes pictures of any.
+        step: Called with what is going on, how much of it is done, and of how much.
 
     Raises:
         ModelError: It is missing, damaged or not ONNX, or explained already.
     """
+    step("reading the model", 0, 1)
     model = load(path)
     known(model)
     graph = model.graph
@@ -101,6 +109,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
     with blaming(path):
         try:
             bfloat16 = has_bfloat16(model)
+            step("finding the attention", 0, 1)
             model, found, _ = with_structure(model, None, image_size)
         except UnsupportedModelError as error:
             return dataclasses.replace(seen, reason=str(error))
@@ -110,6 +119,7 @@ def find(path: str | os.PathLike[str], *, image_size: tuple[int, int] | None = N
             features=tuple(f"{f.value.name} {show(f.layout.shape)}" for f in found.features),
             no_attention=found.no_attention,
         )
+        step("counting what methods cost", 0, 1)
         try:
             return _with_methods(seen, model, found, bfloat16)
         except UnsupportedModelError as error:

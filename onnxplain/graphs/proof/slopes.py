@@ -6,7 +6,7 @@ score has to move as the gradient says; in float64, for which onnxruntime has mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -145,8 +145,8 @@ class Slopes:
             return SINGLE
         return ROUNDED if self.contract.precision == HALF else GRADIENT
 
-    def differences(self, *, each: bool) -> dict[str, float]:
-        """How far each gradient is from the finite differences, by its name.
+    def differences(self, *, each: bool) -> Iterator[tuple[str, float]]:
+        """The name of each gradient, and how far it is from the finite differences.
 
         The direction D is random, so the slope that is predicted, the product of gradient and D, is
         a normal number times the norm of the gradient, and is off by another one times the norm of
@@ -158,8 +158,10 @@ class Slopes:
         """
         pairs = differentiated(self.contract)
         if not each:
-            return {TOGETHER: self._difference(list(pairs))}
-        return {gradient: self._difference([output]) for output, gradient in pairs.items()}
+            yield TOGETHER, self._difference(list(pairs))
+            return
+        for output, gradient in pairs.items():
+            yield gradient, self._difference([output])
 
     def _difference(self, outputs: Sequence[str]) -> float:
         smallest = np.inf

@@ -24,6 +24,7 @@ from onnxplain.graphs.interface import drop_unused, only
 from onnxplain.graphs.proof.shifted import differentiated, shifted
 from onnxplain.graphs.proof.slopes import ROUNDED, RUNTIME, Slopes, ask, opened, unproven
 from onnxplain.graphs.values.shapes import frozen_batches
+from onnxplain.steps import Step, counted, silent
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -43,7 +44,9 @@ OVERFLOW = (
 WITHOUT = "instrument without verification (verify=False, --no-verify)"
 
 
-def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
+def verified(
+    explained: Explained, source: ir.Model, path: Path, *, step: Step = silent
+) -> Explained:
     """The same graphs, with the measured differences in every contract.
 
     A random image is run, a batch of them where that is fixed, and one of a second size where sizes
@@ -54,6 +57,7 @@ def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
         explained: The graphs, with the raw outputs of their methods.
         source: The model that they were made from.
         path: Files for the trial are written beside it, and are gone afterwards.
+        step: Called with what is going on, how much of it is done, and of how much.
 
     Raises:
         VerificationError: A difference is above the bound, or values are not finite.
@@ -81,19 +85,22 @@ def verified(explained: Explained, source: ir.Model, path: Path) -> Explained:
             kind: (models[kind], own[kind]) for kind in kinds if not unproven(own[kind])
         }
         trial = dataclasses.replace(explained, models=models)
+        parts = [(kind, contract) for kind in kinds for contract in _at_sizes(own[kind])]
+        total = len(parts) + sum(kind in gradients_of for kind, _ in parts)
+        told = counted(step, "verifying", total)
         with sessions_of(trial, gradients_of, path) as sessions:
-            for kind in kinds:
-                moved = sessions.get(kind + SHIFTED)
-                frozen = frozen_batches(source)
-                for contract in _at_sizes(own[kind]):
-                    feeds, expected, found = _run(
-                        contract, sessions.get(SOURCE), sessions[kind], frozen
-                    )
-                    _check_changes(worst, contract, expected, found)
-                    if moved is not None:
-                        slopes = Slopes(contract, moved, feeds, found)
-                        gradients = slopes.kind
-                        _check_slopes(worst, slopes)
+            frozen = frozen_batches(source)
+            for kind, contract in parts:
+                feeds, expected, found = _run(
+                    contract, sessions.get(SOURCE), sessions[kind], frozen
+                )
+                _check_changes(worst, contract, expected, found)
+                told()
+                if kind in gradients_of:
+                    slopes = Slopes(contract, sessions[kind + SHIFTED], feeds, found)
+                    gradients = slopes.kind
+                    _check_slopes(worst, slopes)
+                    told()
     except ModelError as error:
         raise type(error)(f"cannot be verified: {error}; {WITHOUT}") from None
     return explained.with_verification(
@@ -215,9 +222,9 @@ def _check_slopes(worst: dict[str, float], slopes: Slopes) -> None:
     Raises:
         VerificationError: By more than is allowed; with the layer that differs most.
     """
-    for name, difference in slopes.differences(each=False).items():
+    for name, difference in slopes.differences(each=False):
         if not difference <= slopes.tolerance:
-            each = slopes.differences(each=True)
+            each = dict(slopes.differences(each=True))
             most = max(each, key=lambda name: np.nan_to_num(each[name], nan=np.inf))
             raise VerificationError(
                 f"{most} differs from the finite differences by {each[most]:.2g} of its norm, "
