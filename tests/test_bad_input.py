@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -355,7 +354,7 @@ class TestModelOutput:
         def tell(what: str, done: int, total: int) -> None:
             told.append(what)
             if what == stage and done == total - 1:
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
 
         monkeypatch.setattr("onnxplain.making.stages", lambda: contextlib.nullcontext(tell))
         # As of large models, which are on disk while they are tried.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -218,7 +217,7 @@ class TestFiles:
     def test_interrupt(self, number: int, toy_file: ToyFile, monkeypatch: Any) -> None:
         def tell(what: str, done: int, total: int) -> None:
             if (what, done) == ("comparing", number):
-                signal.raise_signal(signal.SIGINT)
+                raise KeyboardInterrupt
 
         monkeypatch.setattr("onnxplain.cli.stages", lambda: contextlib.nullcontext(tell))
         one = toy_file("one.onnx")
