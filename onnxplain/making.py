@@ -116,7 +116,7 @@ def instrument(
         typer.Option(
             metavar="FILE",
             help=f"Hugging Face's {PROCESSOR_FILE} or timm's config.json: what the next five "
-            "options and --img-size say. Of these, those that are given win.",
+            "options and --img-size say. Of these, those that are given win. Default: none.",
         ),
     ] = None,
     mean: Annotated[

@@ -528,3 +528,13 @@ onnxplain.instrument({str(plain)!r}, {str(tmp_path / "explained.onnx")!r})
     subprocess.run([sys.executable, "-c", program], check=True)
     ox.instrument(plain, tmp_path / "here.onnx")
     assert (tmp_path / "explained.onnx").read_bytes() == (tmp_path / "here.onnx").read_bytes()
+
+
+def test_names_that_are_not_text(plain: Path, tmp_path: Path) -> None:
+    source, out = (tmp_path / os.fsdecode(name) for name in (b"in\xff.onnx", b"out\xff.onnx"))
+    shutil.copy(plain, source)
+    with pytest.raises(ModelError, match="its name is not UTF-8"):
+        ox.instrument(source, tmp_path / "explained.onnx")
+    with pytest.raises(InputError, match="a name that is not UTF-8"):
+        ox.instrument(plain, out)
+    assert set(tmp_path.iterdir()) == {plain, source}

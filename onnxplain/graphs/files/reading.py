@@ -16,7 +16,7 @@ from onnxplain.graphs.files.sound import check_sound
 from onnxplain.graphs.normal.opset import NORMALISATIONS
 from onnxplain.graphs.normal.rewrite import MICROSOFT
 
-__all__ = ["first_line", "load", "weight_files"]
+__all__ = ["first_line", "is_text", "load", "weight_files"]
 
 PROTOBUF_END = 2**31
 
@@ -34,6 +34,8 @@ def load(source: str | os.PathLike[str] | ir.Model) -> ir.Model:
         raise ModelError(f"{path}: a folder; expected an .onnx file")
     if not path.exists():
         raise ModelError(f"{path}: no such file")
+    if not is_text(path):
+        raise ModelError(f"{path}: its name is not UTF-8, which onnx cannot open; rename it")
     try:
         size = path.stat().st_size
         if size == 0:
@@ -106,6 +108,15 @@ def _inlined(model: ir.Model) -> ir.Model:
                 f"its functions cannot be put in where they are called: {first_line(error)}"
             ) from None
     return model
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file's name is UTF-8, as onnx's checker wants it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from onnxplain.contract import BUNDLE_FILE, Contract
 from onnxplain.errors import InputError, ModelError
 from onnxplain.graphs.explained import SINGLE, Explained
-from onnxplain.graphs.files.reading import first_line
+from onnxplain.graphs.files.reading import first_line, is_text
 from onnxplain.outputs import GRAPH_KINDS
 
 __all__ = [
@@ -171,6 +171,8 @@ def check_destination(path: Path, *, bundle: bool) -> None:
     Raises:
         InputError: `path` cannot be written, with the reason.
     """
+    if not is_text(path):
+        raise InputError(f"{path}: a name that is not UTF-8; choose another")
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such folder; make it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
