@@ -31,6 +31,7 @@ from onnxruntime.quantization import (
     quantize_dynamic,
     quantize_static,
 )
+from single_nodes import written_out
 from torch import Tensor
 from torch_relevance import Attribution, Plain, Program, straight_through
 
@@ -396,6 +397,52 @@ def test_the_range_of_a_rounding() -> None:
 
 
 # Arithmetic on integers
+
+
+def test_types_that_the_file_states(plain: Path, tmp_path: Path) -> None:
+    path = rounded_as_it_runs(plain, tmp_path / "dynamic.onnx")
+    onnx.shape_inference.infer_shapes_path(path, path)
+    stated = {value.type.tensor_type.elem_type for value in onnx.load(path).graph.value_info}
+    assert onnx.TensorProto.INT32 in stated
+    made = ox.instrument(path, tmp_path / "made.onnx")
+    np.testing.assert_array_equal(run(made.path)["output"], run(path)["output"])
+
+
+def test_one_picture_does_not_change_what_is_said_of_another(plain: Path, tmp_path: Path) -> None:
+    """The steps are measured on all that a run is given."""
+    path = rounded_as_it_runs(plain, tmp_path / "dynamic.onnx")
+    made = ox.instrument(path, tmp_path / "made.onnx")
+    explainer = ox.Explainer(made.path, device="cpu", threads=1)
+    alone = [explainer.explain(IMAGES[i : i + 1]).grid[0] for i in range(3)]
+    np.testing.assert_array_equal(explainer.explain(IMAGES).grid, alone)
+    assert not np.array_equal(run(path)["output"][:1], run(path, image=IMAGES[:1])["output"])
+
+
+@pytest.mark.parametrize(
+    ("operands", "output", "words"),
+    [
+        ("q, w, zero", "int32[2, 4] z", "its integers go to Abs; expected a Cast to float32"),
+        ("q, w, zero", "int32[2, 4] whole", "its integers whole are an output of the model"),
+        ("static, w", "float[2, 4] y", "it takes static of QuantizeLinear; expected Dynamic"),
+        ("q, w, zeros", "float[2, 4] y", r"the zero point of q has shape \[2\]; expected one"),
+    ],
+)
+def test_integers_that_are_refused(operands: str, output: str, words: str) -> None:
+    proto = onnx.parser.parse_model(
+        f"""
+        <ir_version: 10, opset_import: ["" : 17]>
+        g (float[2, 6] x, uint8[6, 4] w) => ({output})
+        <float scale = {{0.5}}, uint8[2] zeros = {{1, 2}}> {{
+            q, step, zero = DynamicQuantizeLinear(x)
+            static = QuantizeLinear(x, scale)
+            whole = MatMulInteger({operands})
+            y = Cast <to = 1> (whole)
+            {"z = Abs(whole)" if output.endswith("z") else ""}
+        }}
+        """
+    )
+    with pytest.raises(UnsupportedModelError, match=words):
+        written_out(proto)
 
 
 def test_results_that_are_rounded_too_are_refused(plain: Path, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def _whole(r: Rewrite, index: int, axis: int) -> ir.Value:
     """Operand `index` less its zero point, in whole numbers."""
     value = r.input(index)
     node = value.producer()
-    if node is not None and not (node.op_type == "QuantizeLinear" and is_measured(node.inputs[2])):
+    measured = node is not None and len(node.inputs) == 3 and is_measured(node.inputs[2])
+    if node is not None and not (node.op_type == "QuantizeLinear" and measured):
         raise r.refuse(f"it takes {value.name} of {node.op_type}; expected DynamicQuantizeLinear")
     zero = r.input(index + 2) if r.has(index + 2) else None
     shape = [] if zero is None else r.sizes(index + 2)
@@ -82,7 +83,11 @@ def _whole(r: Rewrite, index: int, axis: int) -> ir.Value:
 
 def _as_float(r: Rewrite, y: ir.Value) -> ir.Value:
     """The result, where nothing takes it but what makes floats of it."""
-    for node in r.node.outputs[0].consumers():
+    (before,) = r.node.outputs
+    if before.is_graph_output():
+        raise r.refuse(f"its integers {before.name} are an output of the model")
+    for node in before.consumers():
         if node.op_type != "Cast" or node.attributes["to"].as_int() != ir.DataType.FLOAT:
             raise r.refuse(f"its integers go to {node.op_type}; expected a Cast to float32")
+    before.type = ir.TensorType(ir.DataType.FLOAT)  # a file may state it; the result inherits it
     return y
