@@ -26,7 +26,7 @@ def describe(contract: Contract) -> Iterator[tuple[str, str]]:
     if contract.score != "logit":
         yield "gradients of", f"the probability, by {contract.score}"
     if contract.precision == "int8":
-        yield "precision", "8 bits; gradients pass the rounding unchanged, 0 where it cut off"
+        yield "precision", "8 bits; gradients pass the rounding unchanged, 0 where it cuts off"
     if contract.precision == "half":
         yield "precision", "the model computes in float16, what explains it in float32"
     if contract.precision == "bfloat16":

@@ -242,7 +242,7 @@ def test_a_layout_of_one_machine(plain: Path, folder: Path) -> None:
     refused(path, "optimised by onnxruntime at the level ORT_ENABLE_EXTENDED")
 
 
-@pytest.mark.parametrize("op", ["QAttention", "PackedAttention", "MatMulNBits", "BiasSoftmax"])
+@pytest.mark.parametrize("op", ["QAttention", "PackedAttention", "MatMulBnb4", "BiasSoftmax"])
 def test_an_operator_that_is_packed_or_quantised(op: str, plain: Path, folder: Path) -> None:
     model = onnx.load(plain)
     softmax = next(node for node in model.graph.node if node.op_type == "Softmax")

@@ -220,6 +220,9 @@ REFUSED: list[tuple[str, Arrays, dict[str, Any], str]] = [
     ),
     ("FusedConv", PICTURE, {**SAME, "activation": "Elu"}, "its activation is Elu; expected Clip, "),
     ("MatMulNBits", PACKED[4], {**IN_BLOCKS, "bits": 3}, "it has 3 bits"),
+    ("MatMulNBits", PACKED[4], {**IN_BLOCKS, "block_size": 0}, "N is 6, K 40, block_size 0; expec"),
+    ("MatMulNBits", PACKED[4], {**IN_BLOCKS, "N": 7}, "have 144 bytes; expected 168 by N, K and"),
+    ("MatMulNBits", PACKED[4], {**IN_BLOCKS, "N": 6.0}, "its N is FLOAT; expected INT"),
     (
         "MatMulNBits",
         PACKED[4],

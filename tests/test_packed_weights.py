@@ -62,6 +62,7 @@ def test_outputs_are_those_of_the_weights_written_out(symmetric: bool, tmp_path:
     assert packed_in(made.path) == packed_in(path)
     assert made.verification is not None
     assert made.verification["gradients"] == "finite differences in float64"
+    assert ox.verify(made.path, against=path).within
     outputs = [value.name for value in onnx.load(made.path).graph.output]
     assert outputs == [value.name for value in onnx.load(expected.path).graph.output]
     results = (run(onnx.load(report.path), FEEDS) for report in (made, expected))

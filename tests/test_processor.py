@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +384,17 @@ def test_the_file_is_not_taken_unasked(tmp_path: Path) -> None:
     assert "assumed mean (0.485, 0.456, 0.406)" in ran.stderr
     assert f"does not tell; --preprocessing {path} takes it from there" in ran.stderr
     assert "--preprocessing" not in onnxplain_command(*rest, "--mean", "0,0,0").stderr
+
+
+def test_names_of_fields_are_shown_safely(tmp_path: Path) -> None:
+    for name in ("\x1b[31mred\n", "long" * 2000):
+        with pytest.raises(InputError) as raised:
+            read_processor(written(tmp_path, {**VIT, name: 1}))
+        assert str(raised.value).isprintable()
+        assert len(str(raised.value)) < 400 + len(str(tmp_path))
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(InputError, match=r"pipe\.json: not a file; expected"):
+        read_processor(tmp_path / "pipe.json")

@@ -59,6 +59,8 @@ def read_processor(path: str | os.PathLike[str], *, given: Collection[str] = ())
 
 
 def _document(where: Path) -> dict[str, Any]:
+    if where.exists() and not where.is_file():
+        raise InputError(f"{where}: not a file; {FILES}")
     try:
         with open(where, "rb") as file:
             content = file.read(LARGEST_FILE + 1)

@@ -43,10 +43,12 @@ class Settings:
         return self.fields.get(name) is not None
 
     def refusal(self, name: str, reason: str) -> InputError:
-        shown = repr(self.fields.get(name))
-        if len(shown) > _LONGEST_SHOWN:
-            shown = f"{shown[:_LONGEST_SHOWN]}..."
-        return InputError(f"{self.where}: {name} {shown}: {reason}")
+        field = name if name.isidentifier() else repr(name)
+        field, shown = (
+            text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+            for text in (field, repr(self.fields.get(name)))
+        )
+        return InputError(f"{self.where}: {field} {shown}: {reason}")
 
     def flag(self, name: str) -> bool:
         value = self.fields.get(name)

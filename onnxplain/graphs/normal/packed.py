@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,11 +10,15 @@ import onnx_ir as ir
 
 from onnxplain.graphs.normal.rewrite import MICROSOFT, Rewrite, rewrites
 
-__all__: list[str] = []
+__all__ = ["has_packed_weights"]
 
 BYTE = 8  # bits
 # The level at which onnxruntime rounds what the weights are multiplied with to 8 bits, too.
 ROUNDS = 4
+
+
+def has_packed_weights(model: ir.Model) -> bool:
+    return any(node.op_type == "MatMulNBits" for node in model.graph)
 
 
 @rewrites("MatMulNBits", MICROSOFT)
@@ -31,7 +36,12 @@ def matmul_nbits(r: Rewrite) -> Sequence[ir.Value | None]:
         )
     if bits not in (2, 4, 8) or r.has(4):
         raise r.refuse(f"{'its columns are reordered' if r.has(4) else f'it has {bits} bits'}")
+    if min(block, rows, width) < 1:
+        raise r.refuse(f"its N is {rows}, K {width}, block_size {block}; expected 1 or more")
     blocks = -(-width // block)
+    stored, wanted = math.prod(r.sizes(1)), rows * blocks * block * bits // BYTE
+    if stored != wanted:
+        raise r.refuse(f"its weights have {stored} bytes; expected {wanted} by N, K and block_size")
     dtype = r.facts[r.input(0)].dtype
     scale = r.op("Reshape", r.input(2), r.ints(rows, blocks, 1))
     zero = r.scalar(2 ** (bits - 1), r.input(0))

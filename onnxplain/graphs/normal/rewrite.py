@@ -62,12 +62,18 @@ class Rewrite:
         )
 
     def integer(self, name: str, default: int) -> int:
-        attribute = self.node.attributes.get(name)
+        attribute = self._attribute(name, ir.AttributeType.INT)
         return default if attribute is None else attribute.as_int()
 
     def real(self, name: str, default: float) -> float:
-        attribute = self.node.attributes.get(name)
+        attribute = self._attribute(name, ir.AttributeType.FLOAT)
         return default if attribute is None else attribute.as_float()
+
+    def _attribute(self, name: str, kind: ir.AttributeType) -> ir.Attr | None:
+        attribute = self.node.attributes.get(name)
+        if attribute is not None and attribute.type != kind:
+            raise self.refuse(f"its {name} is {attribute.type.name}; expected {kind.name}")
+        return attribute
 
     def refuse(self, why: str) -> UnsupportedModelError:
         name = f"{self.node.domain or 'ai.onnx'}.{self.node.op_type}"
