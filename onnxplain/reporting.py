@@ -195,25 +195,28 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
 
     data = found.results["dataset"]
     print(f"{data['name']}: {data['evaluated']} of {data['pictures']} pictures")
-    table = Table(box=None)
-    table.add_column("method")
+    table = Table(box=None, padding=(0, 1, 0, 0))  # 80 columns with the longest name
+    table.add_column("method", no_wrap=True)
     heads = (
         "mean rank",
         "better than random",
         "worse",
         "tells classes apart",
         "depends on weights",
+        "trusted",
     )
     for name in heads:
         table.add_column(name, justify="right")
-    table.add_column("trusted", overflow="fold")
     trust = {True: "yes", None: "not tested"}  # of whether it depends on weights
     answers = {True: "yes", False: "no", None: "-"}
     unanswered = False
+    doubts: dict[str, list[str]] = {}
     for one in found.results["verdicts"]:
         rank = "-" if one["mean_rank"] is None else f"{one['mean_rank']:.1f}"
         compared = one["compared"]
         unanswered |= not compared or None in (one["class_sensitive"], one["weight_sensitive"])
+        if one["doubt"]:
+            doubts.setdefault(one["doubt"], []).append(one["method"])
         table.add_row(
             one["method"],
             rank,
@@ -221,9 +224,11 @@ def print_evaluation(found: Evaluation, as_json: bool) -> None:
             str(one["worse_than_random"]) if compared else "-",
             answers[one["class_sensitive"]],
             answers[one["weight_sensitive"]],
-            f"no: it {one['doubt']}" if one["doubt"] else trust[one["weight_sensitive"]],
+            "no" if one["doubt"] else trust[one["weight_sensitive"]],
         )
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    for why, methods in doubts.items():
+        print(f"not trusted, it {why}: {', '.join(methods)}")
     if unanswered:
         print(f"-: not measured, or on {FEW}, of which there is no interval")
     print(f"-> {found.folder}/index.html")
