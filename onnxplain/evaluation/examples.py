@@ -51,7 +51,7 @@ def draw_examples(
     examples: list[dict[str, Any]] = []
     pictures: list[NDArray[np.uint8]] = []
     done = 0
-    for number, sample in zip(data.numbers, data, strict=True):
+    for number, sample in data.numbered():
         if number not in wanted:
             continue
         asked = wanted[number]

@@ -63,8 +63,7 @@ class Work:
         done = self._progress.pictures_done()
         count = len(done)
         tell("evaluating", count, len(self._data))
-        every = zip(self._data.numbers, self._data, strict=True)
-        waiting = ((number, one) for number, one in every if number not in done)
+        waiting = (one for one in self._data.numbered() if one[0] not in done)
         study = None
         for (number, sample), outcome in ahead(
             waiting, self._prepare, workers=_DECODERS, count=_AHEAD
@@ -122,7 +121,7 @@ class Work:
         if not known:
             return
         images = []
-        for number, sample in zip(self._data.numbers, self._data, strict=True):
+        for number, sample in self._data.numbered():
             if number in known:
                 images.append(prepare_picture(sample.image, self._explainer.contract.input)[0])
         count = len(done)

@@ -60,6 +60,10 @@ class Dataset:
     def __iter__(self) -> Iterator[Sample]:
         return self.draw()
 
+    def numbered(self) -> Iterator[tuple[int, Sample]]:
+        """The samples, each with its number."""
+        return zip(self.numbers, self, strict=True)
+
 
 def open_dataset(
     source: str | Path,

@@ -206,14 +206,13 @@ def _leading(
     leading: set[ir.Value | None] = set(taps)
     for node in nodes:
         if any(v in leading for v in node.inputs):
-            leading.update(v for v in node.outputs if _is_led_to(node, v, facts[v].dtype))
+            outputs = (v for v in node.outputs if not is_measured(v))
+            leading.update(v for v in outputs if _is_led_to(node, facts[v].dtype))
     return leading
 
 
-def _is_led_to(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> bool:
+def _is_led_to(node: ir.Node, dtype: ir.DataType) -> bool:
     """Whether a cotangent passes an output of this type: numbers, and quantised ones."""
-    if is_measured(value):
-        return False
     return dtype.is_floating_point() or (dtype in QUANTISED and node.op_type != "Cast")
 
 

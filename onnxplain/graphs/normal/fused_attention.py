@@ -27,7 +27,7 @@ def attention(r: Rewrite) -> Outputs:
     if r.has(2):
         joined = r.op("Add", joined, r.input(2))
     q, k, v = (apart(r, x, heads) for x in r.several("Split", 3, joined, r.ints(*sizes), axis=-1))
-    y = _attend(r, q, k, v, sizes[0] // heads, r.input(5) if r.has(5) else None)
+    y = _attend(r, q, k, v, sizes[0] // heads, r.optional(5))
     return (together(r, y),)
 
 
@@ -51,7 +51,7 @@ def multi_head_attention(r: Rewrite) -> Outputs:
         biases = r.several("Split", 3, r.input(3), r.ints(*widths), axis=0)
         inputs = [r.op("Add", x, bias) for x, bias in zip(inputs, biases, strict=True)]
     q, k, v = (x if len(r.sizes(i)) == 4 else apart(r, x, heads) for i, x in enumerate(inputs))
-    y = _attend(r, q, k, v, widths[0] // heads, r.input(5) if r.has(5) else None)
+    y = _attend(r, q, k, v, widths[0] // heads, r.optional(5))
     return (together(r, y),)
 
 

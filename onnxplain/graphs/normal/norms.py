@@ -40,7 +40,7 @@ def skip_layer_normalization(r: Rewrite) -> Outputs:
     """LayerNormalization of the sum of two streams, which is an output too."""
     x = _sum(r, 4)
     count = 3 if r.used(2) else 2 if r.used(1) else 1
-    beta = r.input(3) if r.has(3) else None
+    beta = r.optional(3)
     epsilon = r.real("epsilon", 1e-12)
     normal = r.several("LayerNormalization", count, x, r.input(2), beta, axis=-1, epsilon=epsilon)
     return (*normal, *[None] * (3 - count), x)

@@ -34,8 +34,10 @@ def matmul_nbits(r: Rewrite) -> Sequence[ir.Value | None]:
             "its accuracy_level 4 rounds activations to 8 bits in a way of the processor's own; "
             "quantise with accuracy_level 0 or 1"
         )
-    if bits not in (2, 4, 8) or r.has(4):
-        raise r.refuse(f"{'its columns are reordered' if r.has(4) else f'it has {bits} bits'}")
+    if r.has(4):
+        raise r.refuse("its columns are reordered")
+    if bits not in (2, 4, 8):
+        raise r.refuse(f"it has {bits} bits")
     if min(block, rows, width) < 1:
         raise r.refuse(f"its N is {rows}, K {width}, block_size {block}; expected 1 or more")
     blocks = -(-width // block)
@@ -44,16 +46,16 @@ def matmul_nbits(r: Rewrite) -> Sequence[ir.Value | None]:
         raise r.refuse(f"its weights have {stored} bytes; expected {wanted} by N, K and block_size")
     dtype = r.facts[r.input(0)].dtype
     scale = r.op("Reshape", r.input(2), r.ints(rows, blocks, 1))
-    zero = r.scalar(2 ** (bits - 1), r.input(0))
-    if r.has(3):
-        packed = r.facts[r.input(3)].dtype == ir.DataType.UINT8
-        zero = r.input(3)
-        if packed:
-            zero = r.op("Reshape", zero, r.ints(rows, -1))
-            zero = r.op("Slice", _unpacked(r, zero, bits, dtype), *map(r.ints, (0, blocks, 1)))
+    zero = r.optional(3)
+    if zero is None:
+        zero = r.scalar(2 ** (bits - 1), r.input(0))
+    else:
+        if r.facts[zero].dtype == ir.DataType.UINT8:
+            zero = _unpacked(r, zero, rows, bits, dtype)
+            zero = r.op("Slice", zero, *map(r.ints, (0, blocks, 1)))
         zero = r.op("Reshape", zero, r.ints(rows, blocks, 1))
-    packed_weight = r.op("Reshape", r.input(1), r.ints(rows, -1))
-    steps = r.op("Reshape", _unpacked(r, packed_weight, bits, dtype), r.ints(rows, blocks, -1))
+    steps = _unpacked(r, r.input(1), rows, bits, dtype)
+    steps = r.op("Reshape", steps, r.ints(rows, blocks, -1))
     weight = r.op("Mul", r.op("Sub", steps, zero), scale)
     weight = r.op("Reshape", weight, r.ints(rows, -1))
     if blocks * block != width:
@@ -62,9 +64,9 @@ def matmul_nbits(r: Rewrite) -> Sequence[ir.Value | None]:
     return (r.op("Add", y, r.input(5)) if r.has(5) else y,)
 
 
-def _unpacked(r: Rewrite, value: ir.Value, bits: int, dtype: ir.DataType) -> ir.Value:
-    """Numbers of `bits` bits from the bytes of each row, the lowest bits first."""
-    parts, rest = [], value
+def _unpacked(r: Rewrite, value: ir.Value, rows: int, bits: int, dtype: ir.DataType) -> ir.Value:
+    """Numbers of `bits` bits from the bytes of each row, the lowest bits first: [rows, numbers]."""
+    parts, rest = [], r.op("Reshape", value, r.ints(rows, -1))
     for _ in range(BYTE // bits - 1):
         shift = r.constant(np.array(bits, np.uint8))
         above = r.op("BitShift", rest, shift, direction="RIGHT")

@@ -45,17 +45,16 @@ def conv_integer(r: Rewrite) -> Outputs:
 @rewrites("MatMulIntegerToFloat", MICROSOFT)
 def matmul_integer_to_float(r: Rewrite) -> Outputs:
     """The product, its scale and a bias, of operands rounded before."""
-    zeros = [r.input(i) if r.has(i) else None for i in (4, 5)]
-    y = r.op("MatMulInteger", r.input(0), r.input(1), *zeros)
-    return (_scaled(r, y, r.input(2), r.input(3), r.input(6) if r.has(6) else None),)
+    y = r.op("MatMulInteger", r.input(0), r.input(1), r.optional(4), r.optional(5))
+    return (_scaled(r, y, r.input(2), r.input(3), r.optional(6)),)
 
 
 @rewrites("DynamicQuantizeMatMul", MICROSOFT)
 def dynamic_quantize_matmul(r: Rewrite) -> Outputs:
     """The same, which rounds the left operand itself."""
     rounded, step, zero = r.several("DynamicQuantizeLinear", 3, r.input(0))
-    y = r.op("MatMulInteger", rounded, r.input(1), zero, r.input(3) if r.has(3) else None)
-    return (_scaled(r, y, step, r.input(2), r.input(4) if r.has(4) else None),)
+    y = r.op("MatMulInteger", rounded, r.input(1), zero, r.optional(3))
+    return (_scaled(r, y, step, r.input(2), r.optional(4)),)
 
 
 def _scaled(
@@ -73,7 +72,7 @@ def _whole(r: Rewrite, index: int, axis: int) -> ir.Value:
     measured = node is not None and len(node.inputs) == 3 and is_measured(node.inputs[2])
     if node is not None and not (node.op_type == "QuantizeLinear" and measured):
         raise r.refuse(f"it takes {value.name} of {node.op_type}; expected DynamicQuantizeLinear")
-    zero = r.input(index + 2) if r.has(index + 2) else None
+    zero = r.optional(index + 2)
     shape = [] if zero is None else r.sizes(index + 2)
     if len(shape) > 1 or (shape and shape != [1] and index == 0):
         raise r.refuse(f"the zero point of {value.name} has shape {shape}; expected one number")

@@ -50,6 +50,10 @@ class Rewrite:
             raise self.refuse(f"input {index} is missing")
         return value
 
+    def optional(self, index: int) -> ir.Value | None:
+        """Input `index`, None where it is left out."""
+        return self.input(index) if self.has(index) else None
+
     def sizes(self, index: int) -> list[int]:
         """The shape of input `index`."""
         return [size for size in self.facts[self.input(index)].shape if isinstance(size, int)]

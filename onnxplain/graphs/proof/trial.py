@@ -206,12 +206,10 @@ def _check_changes(
     for name in sorted(expected.keys() & found.keys()):
         difference = change(found[name], expected[name])
         if not difference <= allowed:
-            overflow = contract.precision == INT8  # where a processor has no exact instruction
+            hint = f"; {OVERFLOW}, or {WITHOUT}" if contract.precision == INT8 else ""
             raise VerificationError(
                 f"{name} differs from that of the model by {difference:.2g} of its largest value, "
-                f"allowed is {allowed:.2g}; nothing was written"
-                + overflow
-                * f"; {OVERFLOW}, or {WITHOUT}"
+                f"allowed is {allowed:.2g}; nothing was written{hint}"
             )
         worst[name] = max(worst.get(name, 0.0), difference)
 
